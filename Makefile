@@ -1,0 +1,73 @@
+# Saltern: every target sets up what it needs. Needs python3.11 (with venv and pip) and make; nothing else.
+
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+PROTO_VENV := .venv-proto
+PROTO_FILES := $(shell find proto -name '*.proto')
+
+# A folder of real traces, used by the demo and by tests that need one; without it they generate traffic.
+ifneq ($(wildcard ../shared/traces/MANIFEST.json),)
+export SALTERN_TRACES ?= $(abspath ../shared/traces)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench proto proto-check clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+setup: $(VENV)/.installed  ## make .venv and install both distributions into it, editable
+
+$(VENV)/.installed: pyproject.toml clients/pyproject.toml
+	@echo "Setting up $(VENV): saltern, saltern-server and the development tools (about a minute, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable clients --editable '.[embedded,dev]'
+	@touch $@
+
+demo: setup  ## run the main job end to end: two tenants, one node, real traffic, a report
+	@$(BIN)/saltern demo --output-dir build/demo $(DEMO_ARGS)
+
+test: setup  ## run the tests
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: setup proto-check  ## ruff, mypy --strict, import contracts, buf lint, generated code compared
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-logo >build/lint-imports.log 2>&1 || { cat build/lint-imports.log; exit 1; }
+	@$(BIN)/buf lint proto
+	@echo "lint: clean"
+
+format: setup  ## format the code
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format --quiet .
+
+bench: setup  ## measure beside the machine's own limits in one run; writes build/bench/report.json
+	@$(BIN)/saltern bench --output-dir build/bench $(BENCH_ARGS)
+
+# The compiler lives apart: code made with 1.76 imports beside every later protobuf and grpcio, also beside vLLM's.
+$(PROTO_VENV)/.installed: Makefile
+	@echo "Setting up $(PROTO_VENV): the protobuf compiler"
+	@$(PYTHON) -m venv $(PROTO_VENV)
+	@$(PROTO_VENV)/bin/pip install --quiet --disable-pip-version-check grpcio-tools==1.76.0 mypy-protobuf==5.1.0
+	@touch $@
+
+define generate
+$(PROTO_VENV)/bin/python -m grpc_tools.protoc -I proto --python_out=$(1) --grpc_python_out=$(1) \
+	--plugin=protoc-gen-mypy=$(PROTO_VENV)/bin/protoc-gen-mypy --mypy_out=quiet:$(1) \
+	--plugin=protoc-gen-mypy_grpc=$(PROTO_VENV)/bin/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:$(1) $(PROTO_FILES)
+endef
+
+proto: $(PROTO_VENV)/.installed  ## generate the gRPC code into clients/saltern
+	@$(call generate,clients)
+
+proto-check: $(PROTO_VENV)/.installed
+	@rm -rf build/proto && mkdir -p build/proto
+	@$(call generate,build/proto)
+	@for made in $$(cd build/proto && find . -type f); do \
+		cmp -s build/proto/$$made clients/$$made || { echo "clients/$$made is not what proto/ generates: run make proto"; exit 1; }; \
+	done
+
+clean:  ## remove what the other targets made
+	@rm -rf $(VENV) $(PROTO_VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
