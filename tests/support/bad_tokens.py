@@ -1,0 +1,177 @@
+"""One table of bad tokens for every door that takes one: control plane, wire protocol, CacheService, SDK.
+
+Each row is off the strict profile of :mod:`tenants.tokens` by exactly one thing, so the reason says which check caught
+it. Every token is printable ASCII without spaces: any door can carry it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from typing import Any, NamedTuple
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from tenants.tokens import LIFETIME_MAX_S, TOKEN_MAX_CHARS, Audience
+
+_JTI = "0123456789abcdef" * 2
+
+
+class BadToken(NamedTuple):
+    name: str
+    token: str
+    expected_reason: str
+
+
+def base64url(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def sign_raw(key: Ed25519PrivateKey, header: dict[str, Any] | str, claims: dict[str, Any] | str) -> str:
+    """Sign whatever is given (text is taken as the raw JSON) into a compact JWT: a signer without any rules."""
+    parts = (part if isinstance(part, str) else json.dumps(part) for part in (header, claims))
+    signed = ".".join(base64url(part.encode()) for part in parts)
+    return f"{signed}.{base64url(key.sign(signed.encode()))}"
+
+
+def good_header(kid: str) -> dict[str, Any]:
+    return {"alg": "EdDSA", "typ": "at+jwt", "kid": kid}
+
+
+def good_claims(
+    *,
+    issuer: str,
+    now_s: int,
+    audience: Audience,
+    tenant: str = "acme",
+    namespace: str = "chat",
+    role: str = "",
+    subject: str = "tenants/acme/apiKeys/key",
+) -> dict[str, Any]:
+    """Claims that verify; a token for the control plane names no namespace."""
+    return {
+        "iss": issuer,
+        "sub": subject,
+        "aud": audience.value,
+        "iat": now_s,
+        "nbf": now_s,
+        "exp": now_s + 600,
+        "jti": _JTI,
+        "tenant": tenant,
+        "namespace": namespace if audience is Audience.NODE else "",
+        "role": role or ("writer" if audience is Audience.NODE else "tenant-admin"),
+    }
+
+
+def bad_tokens(
+    signing_key: Ed25519PrivateKey,
+    other_key: Ed25519PrivateKey,
+    kid: str,
+    issuer: str,
+    now_s: int,
+    audience: Audience,
+    tenant: str = "acme",
+    namespace: str = "chat",
+    subject: str = "tenants/acme/apiKeys/key",
+) -> list[BadToken]:
+    """The table.
+
+    Args:
+        signing_key: the deployment's own key, published under ``kid``.
+        other_key: a key that the deployment does not know.
+        now_s: the verifier's Unix time.
+        audience: what the door under test accepts.
+        tenant, namespace, subject: what a good token would name.
+    """
+    header = good_header(kid)
+    claims = good_claims(
+        issuer=issuer, now_s=now_s, audience=audience, tenant=tenant, namespace=namespace, subject=subject
+    )
+    good = sign_raw(signing_key, header, claims)
+    head, body, signature = good.split(".")
+    other_audience = Audience.NODE if audience is Audience.CONTROL else Audience.CONTROL
+    forged_body = base64url(json.dumps(claims | {"tenant": "victim"}).encode())
+    # The classic confusion: the public key, which everyone knows, used as an HMAC secret.
+    public = signing_key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    confused = f"{base64url(json.dumps(header | {'alg': 'HS256'}).encode())}.{body}"
+    hmac_padded = hmac.new(public, confused.encode(), hashlib.sha512).digest()
+
+    def with_header(**changes: Any) -> str:
+        return sign_raw(signing_key, header | changes, claims)
+
+    def with_claims(**changes: Any) -> str:
+        return sign_raw(signing_key, header, claims | changes)
+
+    def without(name: str) -> str:
+        return sign_raw(signing_key, header, {key: value for key, value in claims.items() if key != name})
+
+    duplicate_claim = json.dumps(claims)[:-1] + ', "tenant": "victim"}'
+    duplicate_header = json.dumps(header)[:-1] + f', "kid": "{kid}"}}'
+    # The last of 86 base64url characters carries 4 bits that decode to nothing: another spelling of the same bytes.
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    respelled = alphabet[alphabet.index(signature[-1]) ^ 1]
+    rows = [
+        # not a token of this kind
+        ("one word", "garbage", "TOKEN_MALFORMED"),
+        ("two parts", f"{head}.{body}", "TOKEN_MALFORMED"),
+        ("four parts", f"{good}.AAAA", "TOKEN_MALFORMED"),
+        ("empty signature", f"{head}.{body}.", "TOKEN_MALFORMED"),
+        ("truncated", good[:-1], "TOKEN_MALFORMED"),
+        ("padded base64", f"{good}==", "TOKEN_MALFORMED"),
+        ("too long", sign_raw(signing_key, header, claims | {"sub": "s" * TOKEN_MAX_CHARS}), "TOKEN_MALFORMED"),
+        ("respelled signature", good[:-1] + respelled, "TOKEN_MALFORMED"),
+        ("claims not JSON", sign_raw(signing_key, header, "{'iss'"), "TOKEN_MALFORMED"),
+        ("claims a list", sign_raw(signing_key, header, "[1]"), "TOKEN_MALFORMED"),
+        ("claims nested deep", sign_raw(signing_key, header, "[" * 1000 + "]" * 1000), "TOKEN_MALFORMED"),
+        ("claims NaN", sign_raw(signing_key, header, json.dumps(claims | {"exp": float("nan")})), "TOKEN_MALFORMED"),
+        ("duplicate claim", sign_raw(signing_key, header, duplicate_claim), "TOKEN_MALFORMED"),
+        ("duplicate header member", sign_raw(signing_key, duplicate_header, claims), "TOKEN_MALFORMED"),
+        ("critical extension", with_header(crit=["exp"]), "TOKEN_MALFORMED"),
+        ("key in the header", with_header(jwk={"kty": "OKP", "crv": "Ed25519", "x": "AAAA"}), "TOKEN_MALFORMED"),
+        ("key address in the header", with_header(jku="https://example.com/keys"), "TOKEN_MALFORMED"),
+        # algorithm and type
+        ("algorithm none", with_header(alg="none"), "TOKEN_ALGORITHM"),
+        ("algorithm HS256 keyed with the public key", f"{confused}.{base64url(hmac_padded)}", "TOKEN_ALGORITHM"),
+        ("algorithm ES256", with_header(alg="ES256"), "TOKEN_ALGORITHM"),
+        ("algorithm lower case", with_header(alg="eddsa"), "TOKEN_ALGORITHM"),
+        ("type JWT", with_header(typ="JWT"), "TOKEN_TYPE"),
+        ("no type", sign_raw(signing_key, {"alg": "EdDSA", "kid": kid}, claims), "TOKEN_TYPE"),
+        # keys and signatures
+        ("unknown key", sign_raw(other_key, good_header("no-such-key"), claims), "TOKEN_UNKNOWN_KEY"),
+        ("key id not text", with_header(kid=7), "TOKEN_UNKNOWN_KEY"),
+        ("signed by another key", sign_raw(other_key, header, claims), "TOKEN_SIGNATURE"),
+        ("claims exchanged after signing", f"{head}.{forged_body}.{signature}", "TOKEN_SIGNATURE"),
+        ("signature of zeros", f"{head}.{body}.{'A' * 86}", "TOKEN_SIGNATURE"),
+        # claims
+        *((f"without {name}", without(name), "TOKEN_CLAIMS") for name in claims),
+        ("one claim more", with_claims(scope="admin"), "TOKEN_CLAIMS"),
+        ("expiry as text", with_claims(exp=str(now_s + 600)), "TOKEN_CLAIMS"),
+        ("expiry as fraction", with_claims(exp=now_s + 600.5), "TOKEN_CLAIMS"),
+        ("issue time true", with_claims(iat=True), "TOKEN_CLAIMS"),
+        ("negative issue time", with_claims(iat=-1), "TOKEN_CLAIMS"),
+        ("audience a list", with_claims(aud=[audience.value]), "TOKEN_CLAIMS"),
+        ("tenant null", with_claims(tenant=None), "TOKEN_CLAIMS"),
+        ("tenant not an identifier", with_claims(tenant="../acme"), "TOKEN_CLAIMS"),
+        ("tenant with a NUL", with_claims(tenant="acme\x00victim"), "TOKEN_CLAIMS"),
+        ("tenant reserved", with_claims(tenant="platform"), "TOKEN_CLAIMS"),
+        ("namespace not an identifier", with_claims(namespace="Chat/.."), "TOKEN_CLAIMS"),
+        ("unknown role", with_claims(role="root"), "TOKEN_CLAIMS"),
+        ("platform role with a tenant", with_claims(role="platform-admin"), "TOKEN_CLAIMS"),
+        ("tenant role without a tenant", with_claims(tenant=""), "TOKEN_CLAIMS"),
+        ("no subject", with_claims(sub=""), "TOKEN_CLAIMS"),
+        ("token id too short", with_claims(jti="abc"), "TOKEN_CLAIMS"),
+        ("lives too long", with_claims(exp=now_s + LIFETIME_MAX_S + 1), "TOKEN_CLAIMS"),
+        ("ends before it begins", with_claims(exp=now_s - 1), "TOKEN_CLAIMS"),
+        # issuer, audience, time
+        ("another issuer", with_claims(iss="saltern-of-somebody-else"), "TOKEN_ISSUER"),
+        ("another audience", with_claims(aud=other_audience.value), "TOKEN_AUDIENCE"),
+        ("audience of a stranger", with_claims(aud="example.com"), "TOKEN_AUDIENCE"),
+        ("expired", with_claims(iat=now_s - 600, nbf=now_s - 600, exp=now_s - 1), "TOKEN_EXPIRED"),
+        ("expires this second", with_claims(iat=now_s - 600, nbf=now_s - 600, exp=now_s), "TOKEN_EXPIRED"),
+        ("not yet valid", with_claims(nbf=now_s + 60), "TOKEN_NOT_YET_VALID"),
+        ("issued in the future", with_claims(iat=now_s + 60, nbf=now_s + 60, exp=now_s + 660), "TOKEN_NOT_YET_VALID"),
+    ]
+    return [BadToken(*row) for row in rows]
