@@ -1,0 +1,133 @@
+"""Settings of the control plane: from the command line, else from the environment (``SALTERN_*``)."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from saltern.errors import FailedPreconditionError, InvalidArgumentError
+
+CONTROL_PORT_DEFAULT = 7700
+
+
+class Endpoint(NamedTuple):
+    """A listen address; port 0 means any free port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this host can connect; a name other than ``localhost`` is taken to be reachable."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Parse ``HOST:PORT``, ``[IPV6]:PORT``.
+
+    Raises:
+        InvalidArgumentError: anything else, or a port outside 0..65535.
+    """
+    host, separator, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        separator = ""
+    if not separator or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise InvalidArgumentError(
+            f"listen address {text[:64]!r} is not HOST:PORT",
+            reason="INVALID_ENDPOINT",
+            hint="write for example 127.0.0.1:7700; port 0 takes any free port",
+        )
+    return Endpoint(host, int(port))
+
+
+class ControlSettings(BaseSettings):
+    """What ``saltern serve control`` runs with. Names in the environment stand beside each field.
+
+    Attributes:
+        listen: ``SALTERN_CONTROL_LISTEN``.
+        database_url: ``SALTERN_DATABASE_URL``: the application role, without BYPASSRLS.
+        migration_database_url: ``SALTERN_MIGRATION_DATABASE_URL``: the role that owns the schema; the application
+            role if unset.
+        state_dir: ``SALTERN_STATE_DIR``: holds the key-encryption key and, until it is redeemed, the bootstrap token.
+        allow_plaintext: ``SALTERN_ALLOW_PLAINTEXT``: listen beyond this host without TLS.
+    """
+
+    model_config = SettingsConfigDict(populate_by_name=True, extra="ignore", frozen=True, hide_input_in_errors=True)
+
+    listen: Annotated[Endpoint, NoDecode] = Field(
+        default=Endpoint("127.0.0.1", CONTROL_PORT_DEFAULT), validation_alias=AliasChoices("SALTERN_CONTROL_LISTEN")
+    )
+    database_url: SecretStr = Field(validation_alias=AliasChoices("SALTERN_DATABASE_URL"))
+    migration_database_url: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("SALTERN_MIGRATION_DATABASE_URL")
+    )
+    state_dir: Path = Field(validation_alias=AliasChoices("SALTERN_STATE_DIR"))
+    allow_plaintext: bool = Field(default=False, validation_alias=AliasChoices("SALTERN_ALLOW_PLAINTEXT"))
+
+    @field_validator("listen", mode="before")
+    @classmethod
+    def _parse_listen(cls, value: object) -> object:
+        if isinstance(value, str):
+            try:
+                return parse_endpoint(value)
+            except InvalidArgumentError as error:
+                raise ValueError(str(error)) from None
+        return value
+
+
+_MISSING_HINTS = {
+    "database_url": "give --database-url or set SALTERN_DATABASE_URL (postgresql://USER:PASSWORD@HOST/DATABASE), "
+    "or run `saltern up`, which brings its own Postgres",
+    "state_dir": "give --state-dir or set SALTERN_STATE_DIR",
+}
+
+
+def load_settings(**given: object) -> ControlSettings:
+    """Settings from what was given on the command line (None: not given) and the environment.
+
+    Raises:
+        InvalidArgumentError: one is missing or malformed; one line, never with the value of a secret.
+        FailedPreconditionError: reason PLAINTEXT_REFUSED, see :func:`check_plaintext`.
+    """
+    try:
+        settings = ControlSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = str(first["loc"][0])
+        field = name.removeprefix("SALTERN_").removeprefix("CONTROL_").lower()
+        if first["type"] == "missing":
+            raise InvalidArgumentError(
+                f"the setting {field} is missing", reason="SETTING_MISSING", hint=_MISSING_HINTS.get(field, "")
+            ) from None
+        raise InvalidArgumentError(
+            f"the setting {field} is malformed: {first['msg'].removeprefix('Value error, ')}",
+            reason="SETTING_MALFORMED",
+        ) from None
+    check_plaintext(settings.listen, allow_plaintext=settings.allow_plaintext)
+    return settings
+
+
+def check_plaintext(listen: Endpoint, *, allow_plaintext: bool) -> None:
+    """Refuse to send credentials in the clear beyond this host, unless the operator says so.
+
+    Raises:
+        FailedPreconditionError: reason PLAINTEXT_REFUSED.
+    """
+    if not listen.is_loopback and not allow_plaintext:
+        raise FailedPreconditionError(
+            f"refusing to listen on {listen}: API keys and tokens would cross the network in plain text",
+            reason="PLAINTEXT_REFUSED",
+            hint="listen on 127.0.0.1, or give --allow-plaintext inside a network that you trust",
+        )
