@@ -1,0 +1,392 @@
+"""Tables of the control plane, one class each; what a row may hold is said twice, in the domain and as a CHECK.
+
+::
+
+    tenants 1──n namespaces            nodes 1──n node_usage, node_tier_usage n──1 tenants
+            1──n tier_quotas           audit_events, request_log   (keyed by names: they outlive what they name)
+            1──1 salt_policies         signing_keys
+            1──n api_keys (n──0 for    bootstrap, policy_state     (one row each)
+                 keys of the platform)
+
+Deleting a tenant deletes all that hangs off it, its root secret included (I12); its audit chain stays (I11).
+The schema is made by ``migrations/``; a test holds both to be the same.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Enum,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Text,
+    UniqueConstraint,
+    Uuid,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from saltern.keys import SaltScope
+from saltern.wire import ENTRY_MAX_BYTES
+from tenants.policy import TenantState
+from tenants.quota import BYTES_MAX, WEIGHT_MAX, Tier
+from tenants.roles import PLATFORM_ROLES, TENANT_ROLES, Role
+
+DISPLAY_NAME_MAX_CHARS = 128
+MODEL_FINGERPRINT_MAX_CHARS = 512
+BLOCK_TOKENS_MAX = 65_536
+#: Chain of the platform's own audit events; ``saltern.names`` reserves it, so no tenant can have it.
+PLATFORM_CHAIN = "platform"
+_SHA256_BYTES = 32
+
+
+class AuditOutcome(StrEnum):
+    """How an audited attempt ended."""
+
+    SUCCESS = "success"
+    DENIED = "denied"
+
+
+def _values(kind: type[StrEnum]) -> list[str]:
+    """What the database stores of an enumeration: its values, not the names of its members."""
+    return [member.value for member in kind]
+
+
+class Base(DeclarativeBase):
+    """Base of all tables: constraint names are derived, so that migrations can name them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy's own declarative hook)
+        str: Text(),
+        int: BigInteger(),
+        bytes: LargeBinary(),
+        datetime: DateTime(timezone=True),
+        UUID: Uuid(),
+        TenantState: Enum(TenantState, native_enum=False, length=32, values_callable=_values),
+        Tier: Enum(Tier, native_enum=False, length=32, values_callable=_values),
+        SaltScope: Enum(SaltScope, native_enum=False, length=32, values_callable=_values),
+        Role: Enum(Role, native_enum=False, length=32, values_callable=_values),
+        AuditOutcome: Enum(AuditOutcome, native_enum=False, length=32, values_callable=_values),
+    }
+
+
+def _identifier(column: str) -> CheckConstraint:
+    """The rule of ``saltern.names.parse_identifier``."""
+    return CheckConstraint(f"{column} ~ '^[a-z]([a-z0-9-]{{0,61}}[a-z0-9])?$'", name=f"{column}_identifier")
+
+
+def _one_of(column: str, *values: str) -> CheckConstraint:
+    listed = ", ".join(f"'{value}'" for value in values)
+    return CheckConstraint(f"{column} IN ({listed})", name=f"{column}_known")
+
+
+def _in_range(column: str, low: int, high: int) -> CheckConstraint:
+    return CheckConstraint(f"{column} BETWEEN {low} AND {high}", name=f"{column}_range")
+
+
+def _length(column: str, high: int) -> CheckConstraint:
+    return CheckConstraint(f"char_length({column}) <= {high}", name=f"{column}_length")
+
+
+def _not_negative(column: str) -> CheckConstraint:
+    return CheckConstraint(f"{column} >= 0", name=f"{column}_not_negative")
+
+
+def _sha256(column: str) -> CheckConstraint:
+    return CheckConstraint(f"octet_length({column}) = {_SHA256_BYTES}", name=f"{column}_is_sha256")
+
+
+def _tenant_key(**options: Any) -> Mapped[str]:
+    return mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), **options)
+
+
+class Tenant(Base):
+    """A tenant. ``revision`` grows with every change and is what the etag is made of.
+
+    ``first_audit_sequence``: where this tenant begins in its audit chain; a deleted tenant of the same id wrote the
+    events before it, and they are not this tenant's to read (I2).
+    """
+
+    __tablename__ = "tenants"
+    __table_args__ = (
+        _identifier("id"),
+        CheckConstraint(f"id <> '{PLATFORM_CHAIN}'", name="id_not_reserved"),
+        _one_of("state", *TenantState),
+        _length("display_name", DISPLAY_NAME_MAX_CHARS),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    uid: Mapped[UUID] = mapped_column(unique=True, default=uuid4)
+    display_name: Mapped[str]
+    state: Mapped[TenantState]
+    min_issue_time: Mapped[datetime]
+    wrapped_root_secret: Mapped[bytes]
+    first_audit_sequence: Mapped[int]
+    create_time: Mapped[datetime]
+    update_time: Mapped[datetime]
+    revision: Mapped[int] = mapped_column(default=1)
+
+
+class Namespace(Base):
+    """One model deployment's cache; nothing in it changes after creation, so its etag is its ``uid``."""
+
+    __tablename__ = "namespaces"
+    __table_args__ = (
+        _identifier("id"),
+        _in_range("block_tokens", 1, BLOCK_TOKENS_MAX),
+        _in_range("block_bytes", 1, ENTRY_MAX_BYTES),
+        CheckConstraint(
+            f"char_length(model_fingerprint) BETWEEN 1 AND {MODEL_FINGERPRINT_MAX_CHARS}",
+            name="model_fingerprint_length",
+        ),
+    )
+
+    tenant_id: Mapped[str] = _tenant_key(primary_key=True)
+    id: Mapped[str] = mapped_column(primary_key=True)
+    uid: Mapped[UUID] = mapped_column(unique=True, default=uuid4)
+    model_fingerprint: Mapped[str]
+    block_tokens: Mapped[int] = mapped_column(Integer)
+    block_bytes: Mapped[int]
+    create_time: Mapped[datetime]
+
+
+class TierQuota(Base):
+    """The quota of one tenant on one tier, in bytes: the rules of ``tenants.quota.TierQuota``."""
+
+    __tablename__ = "tier_quotas"
+    __table_args__ = (
+        _one_of("tier", *Tier),
+        _in_range("limit_bytes", 0, BYTES_MAX),
+        CheckConstraint("reserved_bytes BETWEEN 0 AND limit_bytes", name="reserved_within_limit"),
+        _in_range("weight", 1, WEIGHT_MAX),
+    )
+
+    tenant_id: Mapped[str] = _tenant_key(primary_key=True)
+    tier: Mapped[Tier] = mapped_column(primary_key=True)
+    reserved_bytes: Mapped[int]
+    limit_bytes: Mapped[int]
+    weight: Mapped[int] = mapped_column(Integer)
+    update_time: Mapped[datetime]
+    revision: Mapped[int] = mapped_column(default=1)
+
+
+class SaltPolicy(Base):
+    """How a tenant's blocks are named: the scope and the current epoch of its salt."""
+
+    __tablename__ = "salt_policies"
+    __table_args__ = (
+        _one_of("scope", *SaltScope),
+        CheckConstraint("epoch >= 1", name="epoch_from_one"),
+    )
+
+    tenant_id: Mapped[str] = _tenant_key(primary_key=True)
+    scope: Mapped[SaltScope]
+    epoch: Mapped[int]
+    update_time: Mapped[datetime]
+    revision: Mapped[int] = mapped_column(default=1)
+
+
+class ApiKey(Base):
+    """A credential: what finds it (``lookup``) and what proves it (``secret_sha256``), never the secret itself.
+
+    ``tenant_id`` is NULL for a key of the platform. ``created_by``: resource name of the key that made this one.
+    """
+
+    __tablename__ = "api_keys"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "id", postgresql_nulls_not_distinct=True),
+        _identifier("id"),
+        _length("display_name", DISPLAY_NAME_MAX_CHARS),
+        _sha256("secret_sha256"),
+        CheckConstraint("lookup ~ '^[0-9a-f]{16}$'", name="lookup_form"),
+        CheckConstraint(
+            f"(tenant_id IS NULL AND role IN ({', '.join(repr(role.value) for role in sorted(PLATFORM_ROLES))}))"
+            f" OR (tenant_id IS NOT NULL AND role IN ({', '.join(repr(role.value) for role in sorted(TENANT_ROLES))}))",
+            name="role_fits_owner",
+        ),
+    )
+
+    uid: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    tenant_id: Mapped[str | None] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    id: Mapped[str]
+    lookup: Mapped[str] = mapped_column(unique=True)
+    secret_sha256: Mapped[bytes]
+    role: Mapped[Role]
+    display_name: Mapped[str]
+    created_by: Mapped[str]
+    create_time: Mapped[datetime]
+    expire_time: Mapped[datetime | None]
+    last_used_time: Mapped[datetime | None]
+
+
+class AuditEvent(Base):
+    """One event of one hash chain; append-only, also by trigger and grants (I11).
+
+    ``chain``: a tenant id or ``PLATFORM_CHAIN``. No foreign key: a chain outlives its tenant.
+    """
+
+    __tablename__ = "audit_events"
+    __table_args__ = (
+        _identifier("chain"),
+        CheckConstraint("sequence >= 1", name="sequence_from_one"),
+        _one_of("outcome", *AuditOutcome),
+        _sha256("previous_hash"),
+        _sha256("hash"),
+    )
+
+    chain: Mapped[str] = mapped_column(primary_key=True)
+    sequence: Mapped[int] = mapped_column(primary_key=True)
+    event_time: Mapped[datetime]
+    actor: Mapped[str]
+    method: Mapped[str]
+    resource: Mapped[str]
+    outcome: Mapped[AuditOutcome]
+    reason: Mapped[str]
+    request_id: Mapped[str]
+    before: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    after: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    previous_hash: Mapped[bytes]
+    hash: Mapped[bytes]
+
+
+class RequestLog(Base):
+    """Answered requests by request id, so that a repeated one changes nothing (AIP-155).
+
+    ``request_sha256`` tells a repetition from another request that reuses the id. ``response``: the serialized answer
+    without any secret; NULL only inside the transaction that makes it.
+    """
+
+    __tablename__ = "request_log"
+    __table_args__ = (_sha256("request_sha256"), Index(None, "create_time"))
+
+    actor: Mapped[str] = mapped_column(primary_key=True)
+    method: Mapped[str] = mapped_column(primary_key=True)
+    request_id: Mapped[UUID] = mapped_column(primary_key=True)
+    request_sha256: Mapped[bytes]
+    response: Mapped[bytes | None]
+    create_time: Mapped[datetime]
+
+
+class SigningKey(Base):
+    """A key pair that signs tokens; the private half is wrapped. ``not_after_time``: tokens verify until then."""
+
+    __tablename__ = "signing_keys"
+
+    kid: Mapped[str] = mapped_column(primary_key=True)
+    wrapped_private_key: Mapped[bytes]
+    public_x: Mapped[str]
+    create_time: Mapped[datetime]
+    not_after_time: Mapped[datetime | None]
+
+
+class Bootstrap(Base):
+    """The one-time bootstrap token of this deployment: its hash, and when it was redeemed."""
+
+    __tablename__ = "bootstrap"
+    __table_args__ = (CheckConstraint("id = 1", name="one_row"), _sha256("token_sha256"))
+
+    id: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False, default=1)
+    token_sha256: Mapped[bytes]
+    create_time: Mapped[datetime]
+    redeemed_time: Mapped[datetime | None]
+
+
+class Node(Base):
+    """A cache node, known since it first registered; every registration raises ``fencing_epoch``."""
+
+    __tablename__ = "nodes"
+    __table_args__ = (
+        _identifier("id"),
+        CheckConstraint("fencing_epoch >= 1", name="fencing_epoch_from_one"),
+        _in_range("dram_capacity_bytes", 0, BYTES_MAX),
+        _in_range("ssd_capacity_bytes", 0, BYTES_MAX),
+        _not_negative("applied_version"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    uid: Mapped[UUID] = mapped_column(unique=True, default=uuid4)
+    fencing_epoch: Mapped[int] = mapped_column(default=1)
+    wire_endpoint: Mapped[str]
+    shm_path: Mapped[str]
+    grpc_endpoint: Mapped[str]
+    host_id: Mapped[str]
+    dram_capacity_bytes: Mapped[int]
+    ssd_capacity_bytes: Mapped[int] = mapped_column(default=0)
+    software_version: Mapped[str]
+    applied_version: Mapped[int] = mapped_column(default=0)
+    register_time: Mapped[datetime]
+    last_report_time: Mapped[datetime]
+
+
+class NodeUsage(Base):
+    """What the cache did for one tenant on one node since that node started: absolute counters, never increments."""
+
+    __tablename__ = "node_usage"
+    __table_args__ = tuple(
+        _not_negative(counter)
+        for counter in (
+            "get_hits",
+            "get_misses",
+            "get_bytes",
+            "put_bytes",
+            "puts_stored",
+            "puts_refused",
+            "evictions",
+            "evicted_bytes",
+        )
+    )
+
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id", ondelete="CASCADE"), primary_key=True)
+    tenant_id: Mapped[str] = _tenant_key(primary_key=True, index=True)
+    get_hits: Mapped[int]
+    get_misses: Mapped[int]
+    get_bytes: Mapped[int]
+    put_bytes: Mapped[int]
+    puts_stored: Mapped[int]
+    puts_refused: Mapped[int]
+    evictions: Mapped[int]
+    evicted_bytes: Mapped[int]
+    report_time: Mapped[datetime]
+
+
+class NodeTierUsage(Base):
+    """What one tenant holds on one tier of one node: resident + in flight + allocator slack, in bytes (I8)."""
+
+    __tablename__ = "node_tier_usage"
+    __table_args__ = (_one_of("tier", *Tier), _not_negative("used_bytes"), _not_negative("entries"))
+
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id", ondelete="CASCADE"), primary_key=True)
+    tenant_id: Mapped[str] = _tenant_key(primary_key=True, index=True)
+    tier: Mapped[Tier] = mapped_column(primary_key=True)
+    used_bytes: Mapped[int]
+    entries: Mapped[int]
+
+
+class PolicyState(Base):
+    """The version of the policy that nodes receive: one row, raised in the transaction of every change."""
+
+    __tablename__ = "policy_state"
+    __table_args__ = (CheckConstraint("id = 1", name="one_row"), _not_negative("version"))
+
+    id: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False, default=1)
+    version: Mapped[int]
+    update_time: Mapped[datetime]

@@ -1,0 +1,37 @@
+"""What the application role may do: as little as the service needs, so that a fault in it cannot rewrite history."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, text
+
+APPLICATION_ROLE = "saltern_app"
+
+_READ_WRITE = "SELECT, INSERT, UPDATE, DELETE"
+_GRANTS: dict[str, str] = {
+    "tenants": _READ_WRITE,
+    "namespaces": _READ_WRITE,
+    "tier_quotas": _READ_WRITE,
+    "salt_policies": _READ_WRITE,
+    "api_keys": _READ_WRITE,
+    "request_log": _READ_WRITE,
+    "signing_keys": _READ_WRITE,
+    "nodes": _READ_WRITE,
+    "node_usage": _READ_WRITE,
+    "node_tier_usage": _READ_WRITE,
+    "bootstrap": "SELECT, INSERT, UPDATE",
+    "policy_state": "SELECT, UPDATE",
+    "audit_events": "SELECT, INSERT",  # append-only (I11)
+    "alembic_version": "SELECT",
+}
+
+
+def apply_grants(connection: Connection) -> None:
+    """Set the rights of the application role to exactly the table above; nothing where there is no such role.
+
+    Every upgrade does it, not one revision: the role may be made after the schema.
+    """
+    if connection.scalar(text("SELECT 1 FROM pg_roles WHERE rolname = :name"), {"name": APPLICATION_ROLE}) is None:
+        return
+    for table, rights in _GRANTS.items():
+        connection.execute(text(f"REVOKE ALL ON TABLE {table} FROM {APPLICATION_ROLE}"))
+        connection.execute(text(f"GRANT {rights} ON TABLE {table} TO {APPLICATION_ROLE}"))

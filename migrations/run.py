@@ -1,0 +1,113 @@
+"""Run the migrations on a database: all of them in one transaction, by one process at a time.
+
+PostgreSQL has transactional DDL, so a failed upgrade leaves the schema as it was. Two control planes that start
+together take turns by an advisory lock. Locks on tables are waited for briefly only: a migration that queues behind a
+long transaction would block everybody who comes after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import NullPool
+
+from controlplane.db.session import sqlalchemy_url
+from migrations.grants import apply_grants
+from saltern.errors import UnavailableError
+
+#: Any constant that nothing else in the database uses.
+_ADVISORY_LOCK_ID = 0x53414C5445524E
+_TURN_TIMEOUT_MS = 120_000
+_LOCK_TIMEOUT_MS = 5_000
+_STATEMENT_TIMEOUT_MS = 60_000
+_LOCK_NOT_AVAILABLE = "55P03"
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Bring the schema to ``revision`` and give the application role its rights; does nothing where it is there.
+
+    Args:
+        url: the database, as a role that may create tables (``postgresql://...``).
+
+    Raises:
+        UnavailableError: the database cannot be reached, or a lock was not free in time; nothing is changed.
+        InvalidArgumentError: the URL is not one of a PostgreSQL database.
+    """
+    with _migrating(url) as connection:
+        command.upgrade(_config(connection), revision)
+        apply_grants(connection)
+
+
+def downgrade(url: str, revision: str = "base") -> None:
+    """Take the schema back to ``revision``; raises as ``upgrade`` does, and where that would lose rows."""
+    with _migrating(url) as connection:
+        command.downgrade(_config(connection), revision)
+
+
+def current_revision(url: str) -> str | None:
+    """The revision that the schema is at; None for a database without one."""
+    with _transaction(url) as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def head_revision() -> str:
+    """The newest revision that this release knows."""
+    head = ScriptDirectory.from_config(_config(None)).get_current_head()
+    assert head is not None, "the package carries at least one revision"
+    return head
+
+
+def _config(connection: Connection | None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent))
+    config.attributes["connection"] = connection
+    return config
+
+
+@contextmanager
+def _migrating(url: str) -> Iterator[Connection]:
+    """A transaction in which nobody else migrates."""
+    with _transaction(url) as connection:
+        _set_timeouts(connection, lock_ms=_TURN_TIMEOUT_MS, statement_ms=_TURN_TIMEOUT_MS)
+        connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": _ADVISORY_LOCK_ID})
+        _set_timeouts(connection, lock_ms=_LOCK_TIMEOUT_MS, statement_ms=_STATEMENT_TIMEOUT_MS)
+        yield connection
+
+
+@contextmanager
+def _transaction(url: str) -> Iterator[Connection]:
+    engine = create_engine(
+        sqlalchemy_url(url),
+        poolclass=NullPool,
+        connect_args={"connect_timeout": 5, "application_name": "saltern-migrations"},
+    )
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except OperationalError as error:
+        if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
+            raise UnavailableError(
+                "the migration did not get a lock in time; the schema is unchanged",
+                reason="MIGRATION_LOCKED",
+                hint="end long transactions on this database (pg_stat_activity shows them), then start again",
+            ) from error
+        raise UnavailableError(
+            "cannot reach the database to migrate it",
+            reason="DATABASE_UNAVAILABLE",
+            hint="check that PostgreSQL runs and that SALTERN_MIGRATION_DATABASE_URL or SALTERN_DATABASE_URL is right",
+        ) from error
+    finally:
+        engine.dispose()
+
+
+def _set_timeouts(connection: Connection, *, lock_ms: int, statement_ms: int) -> None:
+    for name, value_ms in (("lock_timeout", lock_ms), ("statement_timeout", statement_ms)):
+        connection.execute(text("SELECT set_config(:name, :value, true)"), {"name": name, "value": str(value_ms)})
