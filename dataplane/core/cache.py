@@ -1,0 +1,341 @@
+"""The cache of one node as a state machine that knows no I/O: commands and ``now`` in, results out.
+
+::
+
+    put_start --> [bytes arrive at ticket.offset] --> put_commit | put_abort
+    get_start --> [bytes leave from pin.offset]   --> get_end
+
+The shell owns the arena, the sockets and the clock; the core says where bytes go and who may hold how many. Same
+commands, same results: the server, the simulator and the replay run this very code.
+
+Rules upheld here: I2 (every index operation takes a Partition), I4 and I5 (budgets and victims), I6 (refuse before
+evicting), I7 (readable only between commit and removal; held memory is never reused), I8 (books against truth),
+I12 (what the policy no longer names is gone at once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from dataplane.core import refusals
+from dataplane.core.admission import check_partition, epoch_not_available, namespace_not_available
+from dataplane.core.entry import Entry, Pin, PutRefused, PutTicket
+from dataplane.core.eviction import EvictionOrder
+from dataplane.core.extents import round_up
+from dataplane.core.invariants import check_invariants
+from dataplane.core.lru import LruOrder
+from dataplane.core.partition import Partition
+from dataplane.core.pool import Pool
+from dataplane.core.tenant_cache import PartitionIndex, TenantCache
+from dataplane.core.usage import NodeUsage, PolicyApplied, TenantUsage
+from saltern.errors import FailedPreconditionError, InternalError, PermissionDeniedError
+from saltern.keys import BlockKey
+from tenants.policy import NodePolicy, TenantPolicy, TenantState
+from tenants.quota import Tier, TierQuota, check_reservations
+
+_NO_QUOTA: Final = TierQuota(reserved_bytes=0, limit_bytes=0)
+_ABSENT: Final = b"\0"
+
+
+class CacheCore:
+    """Index, budgets and eviction of one node's DRAM tier.
+
+    Every ``now_ns`` is a reading of one monotonic clock in nanoseconds; an earlier one than before counts as the same.
+
+    Args:
+        capacity_bytes: length of the arena, rounded down to whole granules.
+        new_order: makes the eviction order of a tenant.
+    """
+
+    def __init__(self, capacity_bytes: int, *, new_order: Callable[[], EvictionOrder] = LruOrder) -> None:
+        self._pool = Pool(capacity_bytes)
+        self._open = self._pool.open
+        self._new_order = new_order
+        self._policy = NodePolicy(version=0)
+
+    # ---- policy
+
+    @property
+    def policy(self) -> NodePolicy:
+        """The snapshot in force; version 0 without tenants before the first."""
+        return self._policy
+
+    def apply_policy(self, policy: NodePolicy, now_ns: int) -> PolicyApplied:
+        """Replace the policy. What it no longer names is unreachable when this returns (I12).
+
+        A limit below use evicts the tenant's own coldest entries at once; what is being read or written now follows
+        when its transfer ends, and until then the tenant cannot grow.
+
+        Raises:
+            FailedPreconditionError: POLICY_STALE (older than the one in force) or RESERVATIONS_ABOVE_CAPACITY (I5);
+                the policy in force stays.
+        """
+        if policy.version < self._policy.version:
+            raise FailedPreconditionError(
+                f"policy version {policy.version} is older than {self._policy.version}, which is in force",
+                reason="POLICY_STALE",
+                hint="push the newest policy",
+            )
+        pool = self._pool
+        quotas = {tenant: rules.tiers.get(Tier.DRAM, _NO_QUOTA) for tenant, rules in policy.tenants.items()}
+        check_reservations((q.reserved_bytes for q in quotas.values()), pool.extents.capacity_bytes, Tier.DRAM)
+        pool.advance(now_ns)
+        self._policy = policy
+
+        purged_entries = evicted_entries = 0
+        for gone in [owner for tenant, owner in pool.tenants.items() if tenant not in policy.tenants]:
+            gone.in_policy = False
+            gone.budget.set_quota(_NO_QUOTA)
+            purged_entries += sum(pool.purge(index) for index in list(gone.partitions.values()))
+            pool.note_if_borrowing(gone)
+            pool.forget_if_empty(gone)
+        for tenant, rules in policy.tenants.items():
+            owner = pool.tenants.get(tenant)
+            if owner is None:
+                owner = pool.tenants[tenant] = TenantCache(tenant=tenant, order=self._new_order())
+            owner.in_policy = True
+            owner.budget.set_quota(quotas[tenant])
+            purged_entries += self._apply_namespaces(owner, rules)
+            evicted_entries += pool.evict_down_to_limit(owner)
+            pool.note_if_borrowing(owner)
+        return PolicyApplied(version=policy.version, purged_entries=purged_entries, evicted_entries=evicted_entries)
+
+    def check_access(self, partition: Partition) -> PermissionDeniedError | None:
+        """Say why the policy in force no longer opens ``partition``, or None if it does (I10)."""
+        return None if partition in self._open else check_partition(self._policy, partition)
+
+    # ---- put
+
+    def put_start(self, partition: Partition, key: BlockKey, size_bytes: int, now_ns: int) -> PutTicket | PutRefused:
+        """Admit an entry: charge it and set its memory aside (I4), evicting what must go for it.
+
+        Returns:
+            A ticket to write the bytes with; or, with nothing evicted (I6), a refusal carrying AlreadyExistsError,
+            UnavailableError (WRITE_IN_PROGRESS), EntryTooLargeError, ResourceExhaustedError (QUOTA_EXCEEDED,
+            NODE_FULL), InvalidArgumentError or PermissionDeniedError.
+        """
+        index = self._open.get(partition) or self._open_index(partition)
+        if index is None:
+            return self._refuse_closed(partition)
+        if key in index.entries:
+            return refusals.ALREADY_EXISTS
+        extent_bytes = round_up(size_bytes)
+        admitted = self._precheck(index, key, size_bytes, extent_bytes) or self._pool.admit(
+            index, key, size_bytes, extent_bytes, now_ns
+        )
+        if isinstance(admitted, PutRefused):
+            index.owner.counters.puts_refused += 1
+            return admitted
+        return PutTicket(admitted.offset, size_bytes, admitted)
+
+    def put_commit(self, ticket: PutTicket, checksum: int, now_ns: int) -> PutRefused | None:
+        """Make a written entry readable (I7); when this returns None it may be acknowledged (I6).
+
+        Args:
+            checksum: XXH3-64 over the bytes in the arena.
+
+        Returns:
+            None, or a refusal if the policy changed since ``put_start``: the partition is closed, or the limit was
+            lowered and this entry no longer fits. The memory is then free again.
+
+        Raises:
+            InternalError: the ticket was used before.
+        """
+        entry = _close_ticket(ticket)
+        index = entry.index
+        budget = index.owner.budget
+        if self._open.get(index.partition) is not index:
+            refused = self._refuse_closed(index.partition)
+        elif budget.used_bytes > budget.limit_bytes:
+            refused = refusals.quota_exceeded(index.owner, entry.size_bytes)
+            index.owner.counters.puts_refused += 1
+        else:
+            self._pool.publish(entry, checksum, now_ns)
+            return None
+        self._pool.abort(entry)
+        return refused
+
+    def put_abort(self, ticket: PutTicket) -> None:
+        """Give a ticket back without an entry: a sum did not match, or the client is gone. Nobody ever saw it (I7).
+
+        Raises:
+            InternalError: the ticket was used before.
+        """
+        self._pool.abort(_close_ticket(ticket))
+
+    # ---- get
+
+    def get_start(self, partition: Partition, keys: Sequence[BlockKey], now_ns: int) -> list[Pin | None]:
+        """Pin the entries of ``keys`` that are there, in order, None for a miss; touches them last key first.
+
+        Every pin must be given back with :meth:`get_end`; until then its bytes stay where they are (I7).
+        """
+        pins: list[Pin | None] = [None] * len(keys)
+        index = self._open.get(partition) or self._open_index(partition)
+        if index is None:
+            return pins
+        find, touch, budget = index.entries.get, index.owner.order.touch, index.owner.budget
+        touched_ns = max(now_ns, self._pool.last_ns)
+        hits = hit_bytes = 0
+        for position in range(len(keys) - 1, -1, -1):
+            entry = find(keys[position])
+            if entry is None:
+                continue
+            if not entry.pins:
+                budget.hold(entry.extent_bytes)
+            entry.pins += 1
+            touched_ns += 1
+            entry.touched_ns = touched_ns
+            touch(entry)
+            hits += 1
+            hit_bytes += entry.size_bytes
+            pins[position] = Pin(entry.offset, entry.size_bytes, entry.checksum, entry)
+        self._pool.last_ns = touched_ns
+        counters = index.owner.counters
+        counters.get_hits += hits
+        counters.get_misses += len(keys) - hits
+        counters.get_bytes += hit_bytes
+        return pins
+
+    def get_end(self, pins: Iterable[Pin | None]) -> None:
+        """Give pins back, in any order and any grouping; None is skipped.
+
+        Raises:
+            InternalError: a pin was given back before.
+        """
+        unpin = self._pool.unpin
+        for pin in pins:
+            if pin is None:
+                continue
+            if not pin.is_open:
+                raise InternalError("a pin was given back twice", reason="PIN_REUSED")
+            pin.is_open = False
+            unpin(pin.entry)
+
+    def lookup(self, partition: Partition, keys: Sequence[BlockKey]) -> tuple[int, bytes]:
+        """Which keys are there: (how many from the first on without a gap, a byte of 0 or 1 for each); no touch."""
+        index = self._open.get(partition)
+        if index is None:
+            return 0, bytes(len(keys))
+        found = bytes(map(index.entries.__contains__, keys))
+        gap = found.find(_ABSENT)
+        return (len(found) if gap < 0 else gap), found
+
+    def touch(self, partition: Partition, keys: Sequence[BlockKey], now_ns: int) -> None:
+        """Mark entries as used, last key first, without reading them: call it after a put batch."""
+        index = self._open.get(partition)
+        if index is None:
+            return
+        find, touch, advance = index.entries.get, index.owner.order.touch, self._pool.advance
+        for key in reversed(keys):
+            entry = find(key)
+            if entry is not None:
+                entry.touched_ns = advance(now_ns)
+                touch(entry)
+
+    # ---- removal
+
+    def delete(self, partition: Partition, keys: Iterable[BlockKey]) -> int:
+        """Remove entries; return how many were there. A put that has begun is not stopped."""
+        return sum(self.drop(partition, key) for key in keys)
+
+    def drop(self, partition: Partition, key: BlockKey) -> bool:
+        """Remove one entry, such as one whose sum no longer matches (I7); return whether it was there."""
+        index = self._open.get(partition)
+        entry = None if index is None else index.entries.get(key)
+        if entry is None:
+            return False
+        self._pool.remove(entry)
+        return True
+
+    # ---- what is there
+
+    def usage(self) -> NodeUsage:
+        """Books and counters of every tenant that the policy names or that still holds bytes."""
+        tenants = {}
+        for tenant, owner in self._pool.tenants.items():
+            budget = owner.budget
+            tenants[tenant] = TenantUsage(
+                reserved_bytes=budget.reserved_bytes,
+                limit_bytes=budget.limit_bytes,
+                used_bytes=budget.used_bytes,
+                resident_bytes=budget.resident_bytes,
+                in_flight_bytes=budget.in_flight_bytes,
+                slack_bytes=budget.slack_bytes,
+                held_bytes=budget.held_bytes,
+                entries=sum(len(index.entries) for index in owner.partitions.values()),
+                counters=replace(owner.counters),
+            )
+        extents = self._pool.extents
+        return NodeUsage(
+            policy_version=self._policy.version,
+            capacity_bytes=extents.capacity_bytes,
+            free_bytes=extents.free_bytes,
+            largest_free_bytes=extents.largest_free_bytes,
+            tenants=tenants,
+        )
+
+    def check_invariants(self) -> None:
+        """Recompute every book from what is there and assert that all agree (I4, I7, I8); for tests and simulators."""
+        check_invariants(self._pool)
+
+    # ---- inside
+
+    def _precheck(self, index: PartitionIndex, key: BlockKey, size_bytes: int, extent_bytes: int) -> PutRefused | None:
+        """Everything that refuses a put whatever could be evicted (I6)."""
+        if key in index.writing:
+            return refusals.WRITE_IN_PROGRESS
+        if not index.is_writable:
+            return PutRefused(epoch_not_available(index.partition.epoch))
+        if size_bytes < 1:
+            return refusals.empty_entry(size_bytes)
+        owner = index.owner
+        if size_bytes > index.block_bytes:
+            return refusals.entry_too_large(owner, size_bytes, index.block_bytes, "the namespace's block size")
+        if extent_bytes > owner.budget.limit_bytes:
+            return refusals.entry_too_large(owner, size_bytes, owner.budget.limit_bytes, "the tenant's limit")
+        capacity_bytes = self._pool.extents.capacity_bytes
+        if extent_bytes > capacity_bytes:
+            return refusals.entry_too_large(owner, size_bytes, capacity_bytes, "the node's capacity")
+        return None
+
+    def _refuse_closed(self, partition: Partition) -> PutRefused:
+        owner = self._pool.tenants.get(partition.tenant)
+        if owner is not None:
+            owner.counters.puts_refused += 1
+        return PutRefused(check_partition(self._policy, partition) or namespace_not_available(partition.namespace))
+
+    def _open_index(self, partition: Partition) -> PartitionIndex | None:
+        """First use of a partition that the policy opens; None if it does not."""
+        if check_partition(self._policy, partition) is not None:
+            return None
+        namespace = self._policy.tenants[partition.tenant].namespaces[partition.namespace]
+        owner = self._pool.tenants[partition.tenant]
+        index = PartitionIndex(partition, owner, namespace.block_bytes, partition.epoch == namespace.epochs[-1])
+        owner.partitions[partition] = self._open[partition] = index
+        return index
+
+    def _apply_namespaces(self, owner: TenantCache, rules: TenantPolicy) -> int:
+        """Purge the partitions that are gone, close those of a suspended tenant, refresh the rest."""
+        purged_entries = 0
+        for partition, index in list(owner.partitions.items()):
+            namespace = rules.namespaces.get(partition.namespace)
+            if namespace is None or namespace.uid != partition.namespace_uid or partition.epoch not in namespace.epochs:
+                purged_entries += self._pool.purge(index)
+                continue
+            index.block_bytes = namespace.block_bytes
+            index.is_writable = partition.epoch == namespace.epochs[-1]
+            if rules.state is TenantState.ACTIVE:
+                self._open[partition] = index
+            else:
+                self._open.pop(partition, None)
+        return purged_entries
+
+
+def _close_ticket(ticket: PutTicket) -> Entry:
+    if not ticket.is_open:
+        raise InternalError("a put ticket was used twice", reason="TICKET_REUSED")
+    ticket.is_open = False
+    return ticket.entry

@@ -1,0 +1,68 @@
+"""The books against the truth: recomputes everything that the core counts and asserts that it agrees (I8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dataplane.core.entry import Entry, EntryState
+from dataplane.core.extents import Extents, round_up
+from dataplane.core.pool import Pool
+from dataplane.core.tenant_cache import TenantCache
+from saltern.names import TenantId
+
+
+def check_invariants(pool: Pool) -> None:
+    """Assert the rules that hold between any two commands to the core; takes time linear in the number of entries."""
+    pool.extents.check_invariants()
+    for partition, index in pool.open.items():
+        assert pool.tenants[partition.tenant].partitions[partition] is index, "an open partition has no owner (I2)"
+    entries = list(pool.detached)
+    for tenant, owner in pool.tenants.items():
+        entries += _check_tenant(tenant, owner, pool.detached)
+        if owner.budget.used_bytes > owner.budget.reserved_bytes:
+            assert pool.borrowers.get(tenant) is owner, "a tenant above its reservation is not among the borrowers"
+    _check_arena(entries, pool.extents)
+
+
+def _check_tenant(tenant: TenantId, owner: TenantCache, detached: Mapping[Entry, None]) -> list[Entry]:
+    readable: list[Entry] = []
+    writing: list[Entry] = []
+    for partition, index in owner.partitions.items():
+        assert owner.tenant == partition.tenant == tenant and index.owner is owner, "I2: an index in foreign hands"
+        for key, entry in index.entries.items():
+            assert entry.key == key and entry.index is index and entry.state is EntryState.READABLE
+        for key, entry in index.writing.items():
+            assert entry.key == key and entry.index is index and entry.state is EntryState.WRITING and not entry.pins
+        assert not index.entries.keys() & index.writing.keys(), "I7: a key is readable while it is written"
+        readable += index.entries.values()
+        writing += index.writing.values()
+
+    ordered = list(owner.order)
+    assert len(ordered) == len(readable) and set(ordered) == set(readable), "the eviction order lost an entry"
+    orphans = [entry for entry in detached if entry.index.owner is owner]
+    assert all(entry.state is EntryState.DETACHED for entry in orphans)
+    read_last = [entry for entry in orphans if entry.pins]
+    written_last = [entry for entry in orphans if not entry.pins]
+
+    budget = owner.budget
+    held = [*writing, *orphans, *(entry for entry in readable if entry.pins)]
+    assert budget.used_bytes == sum(e.extent_bytes for e in (*readable, *writing, *orphans)), "I8: used"
+    assert budget.resident_bytes == sum(e.size_bytes for e in (*readable, *read_last)), "I8: resident"
+    assert budget.in_flight_bytes == sum(e.size_bytes for e in (*writing, *written_last)), "I8: in-flight"
+    assert budget.held_bytes == sum(e.extent_bytes for e in held), "I8: held"
+    assert budget.slack_bytes >= 0
+    # After a limit was lowered, only transfers in progress may still be above it (I4).
+    assert budget.used_bytes <= budget.limit_bytes or budget.evictable_bytes == 0, "I4: above the limit"
+    assert owner.in_policy or (budget.used_bytes and not readable and not writing), "I12: a deleted tenant is readable"
+    return readable + writing
+
+
+def _check_arena(entries: list[Entry], extents: Extents) -> None:
+    """Extents of entries and free extents tile the arena: none overlap, none is lost (I7, I8)."""
+    pieces = [(entry.offset, entry.extent_bytes) for entry in entries] + extents.free_extents()
+    end = 0
+    for start, length in sorted(pieces):
+        assert start == end, f"the arena has a gap or an overlap at {end}"
+        end = start + length
+    assert end == extents.capacity_bytes
+    assert all(entry.extent_bytes == round_up(entry.size_bytes) for entry in entries)

@@ -1,0 +1,46 @@
+"""Least recently used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from dataplane.core.entry import Entry, Link
+
+
+class LruOrder:
+    """Entries of one tenant by last use, in a ring through the entries themselves; implements EvictionOrder."""
+
+    __slots__ = ("_root",)
+
+    def __init__(self) -> None:
+        self._root = root = Link()
+        root.colder = root.warmer = root  # root.warmer is the coldest entry, root.colder the warmest
+
+    def insert(self, entry: Entry) -> None:
+        root = self._root
+        warmest = root.colder
+        entry.colder, entry.warmer = warmest, root
+        warmest.warmer = root.colder = entry
+
+    def touch(self, entry: Entry) -> None:
+        root = self._root
+        colder, warmer = entry.colder, entry.warmer
+        if warmer is root:
+            return
+        colder.warmer, warmer.colder = warmer, colder
+        warmest = root.colder
+        entry.colder, entry.warmer = warmest, root
+        warmest.warmer = root.colder = entry
+
+    def remove(self, entry: Entry) -> None:
+        colder, warmer = entry.colder, entry.warmer
+        colder.warmer, warmer.colder = warmer, colder
+        del entry.colder, entry.warmer  # a removed entry keeps no neighbour alive
+
+    def __iter__(self) -> Iterator[Entry]:
+        root = self._root
+        link = root.warmer
+        while link is not root:
+            yield cast("Entry", link)
+            link = link.warmer

@@ -1,0 +1,182 @@
+"""Memory and books of the DRAM tier: how an entry comes into it, changes hands and leaves it.
+
+The pool knows tenants, budgets and extents, and nothing about policies or requests; each of its methods keeps
+memory, books and indexes in step, so that the invariants hold between any two calls (I8).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dataplane.core import refusals
+from dataplane.core.entry import Entry, EntryState, PutRefused
+from dataplane.core.extents import Extents
+from dataplane.core.partition import Partition
+from dataplane.core.tenant_cache import PartitionIndex, TenantCache
+from dataplane.core.victims import choose_victims
+from saltern.keys import BlockKey
+from saltern.names import TenantId
+
+
+class Pool:
+    """All entries of one node's tier.
+
+    Attributes:
+        tenants: every tenant that the policy names or that still holds bytes.
+        open: partitions that the policy opens now, as far as they have been used.
+        borrowers: every tenant above its reservation; one that has fallen back is dropped at the next look.
+        detached: unreachable entries whose memory is still being read or written.
+        last_ns: the latest time that a touch has had.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.extents: Final = Extents(capacity_bytes)
+        self.tenants: Final[dict[TenantId, TenantCache]] = {}
+        self.open: Final[dict[Partition, PartitionIndex]] = {}
+        self.borrowers: Final[dict[TenantId, TenantCache]] = {}
+        self.detached: Final[dict[Entry, None]] = {}
+        self.last_ns = 0
+
+    def advance(self, now_ns: int) -> int:
+        """Move the clock; returns a time that no touch has had, so that ages never tie."""
+        self.last_ns = last_ns = now_ns if now_ns > self.last_ns else self.last_ns + 1
+        return last_ns
+
+    def admit(
+        self, index: PartitionIndex, key: BlockKey, size_bytes: int, extent_bytes: int, now_ns: int
+    ) -> Entry | PutRefused:
+        """Charge an entry and set its memory aside (I4), evicting what must go; or refuse and evict nothing (I6).
+
+        The entry is not larger than the limit and the arena: the caller has checked.
+        """
+        owner = index.owner
+        budget = owner.budget
+        offset = None
+        if budget.used_bytes + extent_bytes <= budget.limit_bytes:
+            offset = self.extents.allocate(extent_bytes)
+        if offset is None:
+            if budget.used_bytes + extent_bytes - budget.limit_bytes > budget.evictable_bytes:
+                return refusals.quota_exceeded(owner, size_bytes)
+            borrowers = self._current_borrowers()
+            victims = choose_victims(self.extents, owner, borrowers, extent_bytes, self.advance(now_ns))
+            if victims is None:
+                return refusals.node_full(owner, size_bytes, self.extents.free_bytes)
+            for victim in victims:
+                self.evict(victim)
+            offset = self.extents.allocate(extent_bytes)
+            assert offset is not None, "the victims were chosen to make one free extent"
+        budget.begin(size_bytes, extent_bytes)
+        if budget.used_bytes > budget.reserved_bytes:
+            self.borrowers[owner.tenant] = owner
+        entry = index.writing[key] = Entry(key, index, offset, size_bytes, extent_bytes)
+        return entry
+
+    def publish(self, entry: Entry, checksum: int, now_ns: int) -> None:
+        """Make a written entry readable (I7)."""
+        index = entry.index
+        owner = index.owner
+        del index.writing[entry.key]
+        entry.state = EntryState.READABLE
+        entry.checksum = checksum
+        entry.touched_ns = self.advance(now_ns)
+        index.entries[entry.key] = entry
+        owner.order.insert(entry)
+        owner.budget.commit(entry.size_bytes, entry.extent_bytes)
+        owner.counters.puts_stored += 1
+        owner.counters.put_bytes += entry.size_bytes
+
+    def abort(self, entry: Entry) -> None:
+        """End a put without an entry: only now is its memory certain not to be written any more (I7)."""
+        owner = entry.index.owner
+        if entry.state is EntryState.DETACHED:
+            del self.detached[entry]
+        else:
+            del entry.index.writing[entry.key]
+        self.extents.free(entry.offset, entry.extent_bytes)
+        owner.budget.abort(entry.size_bytes, entry.extent_bytes)
+        self.forget_if_empty(owner)
+
+    def unpin(self, entry: Entry) -> None:
+        """Take one reader off an entry; the last one frees it if it was removed meanwhile."""
+        entry.pins -= 1
+        if entry.pins:
+            return
+        owner = entry.index.owner
+        owner.budget.unhold(entry.extent_bytes)
+        if entry.state is EntryState.DETACHED:
+            del self.detached[entry]
+            self._free(entry)
+        elif owner.budget.used_bytes > owner.budget.limit_bytes:
+            self.evict_down_to_limit(owner)
+
+    def remove(self, entry: Entry) -> None:
+        """Make a readable entry unreachable; its memory is free now, or when its last reader ends (I7)."""
+        index = entry.index
+        del index.entries[entry.key]
+        index.owner.order.remove(entry)
+        entry.state = EntryState.DETACHED
+        if entry.pins:
+            self.detached[entry] = None
+        else:
+            self._free(entry)
+
+    def evict(self, entry: Entry) -> None:
+        """Remove an entry that nobody holds, to make room."""
+        counters = entry.index.owner.counters
+        counters.evictions += 1
+        counters.evicted_bytes += entry.size_bytes
+        self.remove(entry)
+
+    def evict_down_to_limit(self, owner: TenantCache) -> int:
+        """Evict own coldest entries until the limit is met (I4) or nothing more can go; return how many."""
+        excess_bytes = owner.budget.used_bytes - owner.budget.limit_bytes
+        victims = []
+        for entry in owner.order:
+            if excess_bytes <= 0:
+                break
+            if not entry.pins:
+                victims.append(entry)
+                excess_bytes -= entry.extent_bytes
+        for entry in victims:
+            self.evict(entry)
+        return len(victims)
+
+    def purge(self, index: PartitionIndex) -> int:
+        """Make a whole partition unreachable at once (I12); return how many entries it had.
+
+        Memory that is being read or written follows when its transfer ends.
+        """
+        self.open.pop(index.partition, None)
+        del index.owner.partitions[index.partition]
+        purged_entries = len(index.entries)
+        for entry in list(index.entries.values()):
+            self.remove(entry)
+        for entry in index.writing.values():
+            entry.state = EntryState.DETACHED
+            self.detached[entry] = None
+        index.writing.clear()
+        return purged_entries
+
+    def note_if_borrowing(self, owner: TenantCache) -> None:
+        """Call after a quota has changed."""
+        if owner.budget.used_bytes > owner.budget.reserved_bytes:
+            self.borrowers[owner.tenant] = owner
+
+    def forget_if_empty(self, owner: TenantCache) -> None:
+        """The record of a tenant outside the policy stays only as long as it holds bytes (I8)."""
+        if not owner.in_policy and not owner.budget.used_bytes:
+            self.borrowers.pop(owner.tenant, None)
+            self.tenants.pop(owner.tenant, None)
+
+    def _free(self, entry: Entry) -> None:
+        owner = entry.index.owner
+        self.extents.free(entry.offset, entry.extent_bytes)
+        owner.budget.release(entry.size_bytes, entry.extent_bytes)
+        self.forget_if_empty(owner)
+
+    def _current_borrowers(self) -> list[TenantCache]:
+        """Drop those who have fallen back to their reservation; return the rest."""
+        back = [owner for owner in self.borrowers.values() if owner.budget.used_bytes <= owner.budget.reserved_bytes]
+        for owner in back:
+            del self.borrowers[owner.tenant]
+        return list(self.borrowers.values())

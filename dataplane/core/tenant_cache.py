@@ -1,0 +1,48 @@
+"""What the core keeps for each tenant: its books, its eviction order, its partitions' indexes and its counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dataplane.core.budget import TierBudget
+from dataplane.core.entry import Entry
+from dataplane.core.eviction import EvictionOrder
+from dataplane.core.partition import Partition
+from dataplane.core.usage import TenantCounters
+from saltern.keys import BlockKey
+from saltern.names import TenantId
+
+
+@dataclass(slots=True, eq=False)
+class TenantCache:
+    """Everything of one tenant. Nothing in here is ever reached from another tenant's partition (I2).
+
+    Attributes:
+        in_policy: False once the policy no longer names the tenant; the record then only waits for held bytes.
+    """
+
+    tenant: TenantId
+    order: EvictionOrder
+    budget: TierBudget = field(default_factory=TierBudget)
+    counters: TenantCounters = field(default_factory=TenantCounters)
+    partitions: dict[Partition, PartitionIndex] = field(default_factory=dict)
+    in_policy: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class PartitionIndex:
+    """The index of one partition.
+
+    Attributes:
+        entries: committed entries by key; an entry is in here exactly while it may be read (I7).
+        writing: entries whose put has begun, by key; invisible to readers (I7).
+        block_bytes: the largest entry that the namespace takes.
+        is_writable: False for a salt epoch that is only readable any more.
+    """
+
+    partition: Partition
+    owner: TenantCache
+    block_bytes: int
+    is_writable: bool
+    entries: dict[BlockKey, Entry] = field(default_factory=dict)
+    writing: dict[BlockKey, Entry] = field(default_factory=dict)
