@@ -15,11 +15,11 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import URL, Connection, create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
-from controlplane.db.session import sqlalchemy_url
+from controlplane.db.session import driver_url
 from migrations.grants import apply_grants
 from saltern.errors import UnavailableError
 
@@ -31,7 +31,7 @@ _STATEMENT_TIMEOUT_MS = 60_000
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
-def upgrade(url: str, revision: str = "head") -> None:
+def upgrade(url: str | URL, revision: str = "head") -> None:
     """Bring the schema to ``revision`` and give the application role its rights; does nothing where it is there.
 
     Args:
@@ -46,13 +46,13 @@ def upgrade(url: str, revision: str = "head") -> None:
         apply_grants(connection)
 
 
-def downgrade(url: str, revision: str = "base") -> None:
+def downgrade(url: str | URL, revision: str = "base") -> None:
     """Take the schema back to ``revision``; raises as ``upgrade`` does, and where that would lose rows."""
     with _migrating(url) as connection:
         command.downgrade(_config(connection), revision)
 
 
-def current_revision(url: str) -> str | None:
+def current_revision(url: str | URL) -> str | None:
     """The revision that the schema is at; None for a database without one."""
     with _transaction(url) as connection:
         return MigrationContext.configure(connection).get_current_revision()
@@ -73,7 +73,7 @@ def _config(connection: Connection | None) -> Config:
 
 
 @contextmanager
-def _migrating(url: str) -> Iterator[Connection]:
+def _migrating(url: str | URL) -> Iterator[Connection]:
     """A transaction in which nobody else migrates."""
     with _transaction(url) as connection:
         _set_timeouts(connection, lock_ms=_TURN_TIMEOUT_MS, statement_ms=_TURN_TIMEOUT_MS)
@@ -83,9 +83,9 @@ def _migrating(url: str) -> Iterator[Connection]:
 
 
 @contextmanager
-def _transaction(url: str) -> Iterator[Connection]:
+def _transaction(url: str | URL) -> Iterator[Connection]:
     engine = create_engine(
-        sqlalchemy_url(url),
+        driver_url(url),
         poolclass=NullPool,
         connect_args={"connect_timeout": 5, "application_name": "saltern-migrations"},
     )

@@ -1,0 +1,24 @@
+"""Secrets at rest: wrapping under the key-encryption key, and API keys of which only a hash is kept."""
+
+from controlplane.secrets.api_keys import IssuedApiKey, api_key_matches, issue_api_key, parse_api_key
+from controlplane.secrets.wrapping import (
+    KeyEncryptionKey,
+    LocalKeyEncryptionKey,
+    WrapContext,
+    load_key_encryption_key,
+    root_secret_context,
+    signing_key_context,
+)
+
+__all__ = [
+    "IssuedApiKey",
+    "KeyEncryptionKey",
+    "LocalKeyEncryptionKey",
+    "WrapContext",
+    "api_key_matches",
+    "issue_api_key",
+    "load_key_encryption_key",
+    "parse_api_key",
+    "root_secret_context",
+    "signing_key_context",
+]
