@@ -1,0 +1,123 @@
+"""The root command and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from saltern.cli.audit import audit
+from saltern.cli.credential import key, token
+from saltern.cli.deferred import DeferredCommand, ServerCommand
+from saltern.cli.failure import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, error_json, error_lines, one_line
+from saltern.cli.namespace import namespace
+from saltern.cli.quota import quota, salt
+from saltern.cli.settings import OUTPUT_JSON, Group, settings_of
+from saltern.cli.tenant import tenant
+from saltern.cli.usage import node, usage
+from saltern.errors import SalternError
+
+_EPILOG = (
+    "Commands find a local `saltern up` by themselves. Elsewhere: --control HOST:PORT --api-key-file FILE. "
+    'Completion: eval "$(_SALTERN_COMPLETE=bash_source saltern)" (or zsh_source, fish_source). '
+    "Exit codes: 0 done, 1 internal, 2 usage, 3 not found or not permitted, 4 not authenticated, 5 precondition, "
+    "6 quota, 7 unavailable, 130 interrupted."
+)
+
+
+@click.group(cls=Group, epilog=_EPILOG)
+@click.version_option(package_name="saltern", prog_name="saltern")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Saltern: one shared KV cache for many tenants, each with its own walls."""
+    settings = settings_of(ctx)
+    # Commands that a server package brings have options of their own; a global --data-dir reaches them as a default.
+    if settings.data_dir is not None:
+        ctx.default_map = {"up": {"data_dir": str(settings.data_dir)}}
+
+
+@cli.group(cls=Group)
+def serve() -> None:
+    """Run one server process (for service managers; `up` runs a whole local stack)."""
+
+
+serve.add_command(ServerCommand("control", "serve-control", "Serve the control plane over a Postgres database."))
+serve.add_command(ServerCommand("node", "serve-node", "Serve one cache node."))
+for command in (
+    ServerCommand("up", "up", "Run control plane, Postgres and nodes on this machine until stopped."),
+    tenant,
+    namespace,
+    quota,
+    salt,
+    key,
+    token,
+    usage,
+    node,
+    audit,
+    DeferredCommand("doctor", "saltern.cli.doctor:doctor", "Check everything between here and the cache."),
+    DeferredCommand("demo", "saltern.demo.command:demo", "Show two tenants on one node, end to end, with proofs."),
+    DeferredCommand("bench", "saltern.bench.command:bench", "Measure speed beside the machine's own limits."),
+):
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; the only place that turns an error into one."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        result = cli.main(arguments, prog_name="saltern", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else EXIT_OK
+    except Exception as error:
+        return _report(error, arguments)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+
+
+def _report(error: Exception, arguments: Sequence[str]) -> int:
+    from saltern.cli.failure import exit_code
+
+    if "--debug" in arguments or os.environ.get("SALTERN_DEBUG"):
+        traceback.print_exception(error)
+    match error:
+        case SalternError():
+            click.echo(error_json(error) if _wants_json(arguments) else error_lines(error), err=True)
+            return exit_code(error)
+        case click.exceptions.NoArgsIsHelpError():
+            error.show()
+            return EXIT_USAGE
+        case click.UsageError():
+            where = error.ctx.command_path if error.ctx is not None else "saltern"
+            click.echo(f"error: {one_line(error.format_message())}\nhint: see `{where} --help`", err=True)
+            return EXIT_USAGE
+        case click.Abort():
+            click.echo("interrupted", err=True)
+            return EXIT_INTERRUPTED
+        case click.ClickException():
+            click.echo(f"error: {one_line(error.format_message())}", err=True)
+            return EXIT_USAGE
+        case OSError() if error.errno == errno.EPIPE:
+            # The reader of our output went away (`saltern audit list | head`): nothing is left to say, to nobody.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_OK
+        case _:
+            kind = type(error).__name__
+            click.echo(f"error: {kind}: {one_line(str(error))[:500]}", err=True)
+            click.echo("hint: this is a fault of ours; run it again with --debug and report what it shows", err=True)
+            return EXIT_INTERNAL
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether errors go out as JSON; also decided where parsing failed before the options were known."""
+    for index, argument in enumerate(arguments):
+        name, _, value = argument.partition("=")
+        if name in {"--output", "-o"}:
+            return (value or "".join(arguments[index + 1 : index + 2])) == OUTPUT_JSON
+        if argument == f"-o{OUTPUT_JSON}":
+            return True
+    return os.environ.get("SALTERN_OUTPUT") == OUTPUT_JSON

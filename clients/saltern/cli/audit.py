@@ -1,0 +1,57 @@
+"""``saltern audit``: who did what, when, and who was denied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from saltern.cli.parameters import TENANT
+from saltern.cli.render import Table, enum_word, local_time, print_messages
+from saltern.cli.settings import Group, settings_of
+from saltern.cli.stack import connect
+from saltern.names import TenantId, tenant_name
+
+if TYPE_CHECKING:
+    from saltern.admin.v1.audit_pb2 import AuditEvent
+
+_LIMIT_MAX_ITEMS = 1_000_000
+
+
+@click.group(cls=Group)
+def audit() -> None:
+    """Read the audit trail."""
+
+
+@audit.command("list")
+@click.option("--tenant", "tenant_id", type=TENANT, help="This tenant's chain.")
+@click.option("--platform", is_flag=True, help="The platform's own chain (platform-admin).")
+@click.option(
+    "--limit", "limit_items", type=click.IntRange(1, _LIMIT_MAX_ITEMS), default=100, show_default=True,
+    help="Newest events to show.",
+)  # fmt: skip
+@click.pass_context
+def list_events(ctx: click.Context, tenant_id: TenantId | None, platform: bool, limit_items: int) -> None:
+    """List audit events, newest first: of --tenant, of --platform, or by default of the key's own chain."""
+    from saltern.admin.v1.audit_pb2 import ListAuditEventsRequest
+
+    if platform and tenant_id:
+        raise click.UsageError("--tenant and --platform exclude each other")
+    admin = connect(ctx)
+    owner = tenant_id or ("" if platform else admin.tenant_id)
+    request = ListAuditEventsRequest(parent=tenant_name(TenantId(owner)) if owner else "")
+    events: list[AuditEvent] = list(
+        admin.iterate(admin.audit.ListAuditEvents, request, "audit_events", limit_items=limit_items)
+    )
+    table = Table("#", "TIME", "ACTOR", "METHOD", "RESOURCE", "OUTCOME", "REASON", right=("#",))
+    for item in events:
+        table.add(
+            item.name.rpartition("/")[2],
+            local_time(item.event_time),
+            item.actor,
+            item.method.removeprefix("saltern.admin.v1.").removeprefix("saltern.auth.v1."),
+            item.resource,
+            enum_word(item.Outcome, item.outcome, "OUTCOME_"),
+            item.reason,
+        )
+    print_messages(settings_of(ctx), "auditEvents", events, table)

@@ -1,0 +1,191 @@
+"""``saltern key``: long-lived API keys; ``saltern token``: what they are exchanged for."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from saltern.cli.confirmation import confirm, yes_option
+from saltern.cli.parameters import API_KEY_ID, DURATION, NAMESPACE, TENANT, TEXT
+from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json, print_messages
+from saltern.cli.secret_file import reserve_secret_file, write_secret
+from saltern.cli.settings import Group, settings_of
+from saltern.cli.stack import connect
+from saltern.names import ApiKeyId, NamespaceId, TenantId, api_key_name, tenant_name
+
+if TYPE_CHECKING:
+    from saltern.admin.v1.credentials_pb2 import ApiKey
+    from saltern.admin_client import AdminClient
+
+_ROLES: Final = ("platform-admin", "tenant-admin", "tenant-auditor", "writer", "reader", "node")
+_PLATFORM_ROLES: Final = frozenset({"platform-admin", "node"})
+_tenant_option = click.option(
+    "--tenant",
+    "tenant_id",
+    type=TENANT,
+    help="Tenant of the key; by default that of the key you use, for a platform key: the platform.",
+)
+_FILE: Final = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group(cls=Group)
+def key() -> None:
+    """Create, list and delete API keys."""
+
+
+@key.command("create")
+@click.argument("key_id", metavar="KEY", type=API_KEY_ID)
+@_tenant_option
+@click.option("--role", type=click.Choice(_ROLES), required=True, help="What the key may do.")
+@click.option("--display-name", type=TEXT, default="", help="For people.")
+@click.option("--expires-in", type=DURATION, help="Such as 90d; by default it does not expire.")
+@click.option("--save", type=_FILE, metavar="FILE", help="Write the secret to FILE (mode 0600) instead of showing it.")
+@click.pass_context
+def create(
+    ctx: click.Context,
+    *,
+    key_id: str,
+    tenant_id: TenantId | None,
+    role: str,
+    display_name: str,
+    expires_in: timedelta | None,
+    save: Path | None,
+) -> None:
+    """Create an API key. Its secret is shown this once, alone on stdout, or saved to a file."""
+    from saltern.admin.v1.credentials_pb2 import ApiKey, CreateApiKeyRequest, Role
+    from saltern.admin_client import new_request_id
+
+    admin = connect(ctx)
+    api_key = ApiKey(display_name=display_name, role=Role.Value("ROLE_" + role.upper().replace("-", "_")))
+    if expires_in is not None:
+        api_key.expire_time.FromDatetime((datetime.now(UTC) + expires_in).replace(tzinfo=None))
+    request = CreateApiKeyRequest(
+        parent="" if role in _PLATFORM_ROLES and tenant_id is None else _parent(admin, tenant_id),
+        api_key_id=key_id,
+        api_key=api_key,
+        request_id=new_request_id(),
+    )
+    descriptor = reserve_secret_file(save) if save is not None else None
+    try:
+        response = admin.call(admin.credentials.CreateApiKey, request)
+    except BaseException:
+        if save is not None and descriptor is not None:
+            os.close(descriptor)
+            save.unlink(missing_ok=True)
+        raise
+    if descriptor is not None:
+        write_secret(descriptor, response.secret)
+    if settings_of(ctx).json:
+        shown = message_dict(response)
+        if save is not None:
+            del shown["secret"]
+        print_json(shown)
+    elif save is not None:
+        click.echo(f"created {response.api_key.name} ({role}); its secret is in {save}", err=True)
+    else:
+        click.echo(f"created {response.api_key.name} ({role}); its secret is shown this once:", err=True)
+        click.echo(response.secret)
+
+
+@key.command("list")
+@_tenant_option
+@click.pass_context
+def list_keys(ctx: click.Context, tenant_id: TenantId | None) -> None:
+    """List API keys, without their secrets: nobody has those."""
+    from saltern.admin.v1.credentials_pb2 import ListApiKeysRequest, Role
+
+    admin = connect(ctx)
+    request = ListApiKeysRequest(parent=_parent(admin, tenant_id))
+    keys: list[ApiKey] = list(admin.iterate(admin.credentials.ListApiKeys, request, "api_keys"))
+    table = Table("KEY", "ROLE", "DISPLAY NAME", "CREATED", "EXPIRES", "LAST USED")
+    for item in keys:
+        table.add(
+            item.name.rpartition("/")[2],
+            enum_word(Role, item.role, "ROLE_"),
+            item.display_name,
+            local_time(item.create_time),
+            local_time(item.expire_time) or "never",
+            local_time(item.last_used_time),
+        )
+    print_messages(settings_of(ctx), "apiKeys", keys, table)
+
+
+@key.command("delete")
+@click.argument("key_id", metavar="KEY", type=API_KEY_ID)
+@_tenant_option
+@yes_option
+@click.pass_context
+def delete(ctx: click.Context, key_id: str, tenant_id: TenantId | None, yes: bool) -> None:
+    """Revoke an API key: no new token is issued for it from now on."""
+    from saltern.admin.v1.credentials_pb2 import DeleteApiKeyRequest
+    from saltern.admin_client import new_request_id
+
+    admin = connect(ctx)
+    owner = tenant_id or TenantId(admin.tenant_id)
+    name = api_key_name(owner or None, ApiKeyId(key_id))
+    confirm(yes, f"Revoke {name}? Whoever uses it loses access.")
+    admin.call(admin.credentials.DeleteApiKey, DeleteApiKeyRequest(name=name, request_id=new_request_id()))
+    if settings_of(ctx).json:
+        print_json({})
+    else:
+        click.echo(f"deleted {name}")
+
+
+def _parent(admin: AdminClient, tenant_id: TenantId | None) -> str:
+    """The resource that owns the keys: the named tenant, else that of the key in use, else the platform ("")."""
+    owner = tenant_id or TenantId(admin.tenant_id)
+    return tenant_name(owner) if owner else ""
+
+
+@click.group(cls=Group)
+def token() -> None:
+    """Exchange the API key for short-lived tokens."""
+
+
+@token.command("issue")
+@click.option("--namespace", "namespace_id", type=NAMESPACE, help="A token for cache nodes, narrowed to NAMESPACE.")
+@click.option("--show", is_flag=True, help="Print the token (with JSON also the salt keys): it is a credential.")
+@click.option("--save", type=_FILE, metavar="FILE", help="Write the whole answer, secrets included, as JSON (0600).")
+@click.pass_context
+def issue(ctx: click.Context, namespace_id: NamespaceId | None, show: bool, save: Path | None) -> None:
+    """Issue a token for another tool: for cache nodes with --namespace, else for the control plane.
+
+    Without --show only what goes with the token is printed. `saltern token issue --show` prints the token alone.
+    """
+    from saltern.auth.v1.auth_pb2 import AUDIENCE_CONTROL, AUDIENCE_NODE
+
+    admin, settings = connect(ctx), settings_of(ctx)
+    descriptor = reserve_secret_file(save) if save is not None else None
+    try:
+        audience = AUDIENCE_NODE if namespace_id else AUDIENCE_CONTROL
+        response = admin.exchange(audience, namespace_id=namespace_id or "")
+    except BaseException:
+        if save is not None and descriptor is not None:
+            os.close(descriptor)
+            save.unlink(missing_ok=True)
+        raise
+    if descriptor is not None:
+        write_secret(descriptor, json.dumps(message_dict(response)))
+    if settings.json:
+        shown = message_dict(response)
+        if not show:
+            del shown["accessToken"]
+            del shown["saltKeys"]
+        print_json(shown)
+    elif show:
+        click.echo(response.access_token)
+    else:
+        table = Table()
+        table.add("audience", "node" if namespace_id else "control")
+        table.add("tenant", response.tenant_id or "(platform)")
+        table.add("namespace", namespace_id)
+        table.add("expires", local_time(response.expire_time))
+        table.add("salt epochs", ", ".join(str(salt.epoch) for salt in response.salt_keys))
+        table.add("nodes", ", ".join(endpoint.wire_endpoint for endpoint in response.nodes))
+        table.add("token", f"in {save}" if save else "(not shown: pass --show or --save FILE)")
+        table.print(settings)

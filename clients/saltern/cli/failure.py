@@ -1,0 +1,75 @@
+"""How a command fails: one exit code and one or two lines for every error, never a traceback unless asked.
+
+====  =====================================================================================
+code  means
+====  =====================================================================================
+0     done
+1     a fault of ours, or damaged data
+2     wrong use: an argument, option or request that could never work
+3     not found, or not permitted (both look the same to a caller who may not know)
+4     not authenticated: no API key, a revoked one, a token that does not verify
+5     the state does not allow it: exists already, changed meanwhile, precondition not met
+6     a quota or limit refused it
+7     unavailable, or no answer within the deadline; the same command may work later
+130   interrupted
+====  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from saltern.errors import SalternError, StatusCode
+
+EXIT_OK: Final = 0
+EXIT_INTERNAL: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+_EXIT_CODES: Final[dict[StatusCode, int]] = {
+    StatusCode.INTERNAL: EXIT_INTERNAL,
+    StatusCode.DATA_LOSS: EXIT_INTERNAL,
+    StatusCode.INVALID_ARGUMENT: EXIT_USAGE,
+    StatusCode.NOT_FOUND: 3,
+    StatusCode.PERMISSION_DENIED: 3,
+    StatusCode.UNAUTHENTICATED: 4,
+    StatusCode.FAILED_PRECONDITION: 5,
+    StatusCode.ALREADY_EXISTS: 5,
+    StatusCode.ABORTED: 5,
+    StatusCode.RESOURCE_EXHAUSTED: 6,
+    StatusCode.DEADLINE_EXCEEDED: 7,
+    StatusCode.UNAVAILABLE: 7,
+}
+
+
+def exit_code(error: SalternError) -> int:
+    """The process's exit code for ``error``."""
+    return _EXIT_CODES.get(error.code, EXIT_INTERNAL)
+
+
+def error_lines(error: SalternError) -> str:
+    """``error: what; why`` and, if there is something to do about it, ``hint: what to do``."""
+    hint = f"\nhint: {one_line(error.hint)}" if error.hint else ""
+    return f"error: {one_line(error.message)}{hint}"
+
+
+def error_json(error: SalternError) -> str:
+    """The error as one line of JSON for programs, as written to stderr with ``--output json``."""
+    body: dict[str, object] = {
+        "code": error.code.name,
+        "reason": error.reason,
+        "message": error.message,
+        "hint": error.hint,
+        "metadata": error.metadata,
+    }
+    if error.retry_after_ms is not None:
+        body["retryAfterMs"] = error.retry_after_ms
+    return json.dumps({"error": body})
+
+
+def one_line(text: str) -> str:
+    """``text`` on one line, with everything unprintable escaped: a name must not be able to drive the terminal."""
+    return "".join(
+        char if char.isprintable() else " " if char in "\r\n\t" else ascii(char)[1:-1] for char in str(text)
+    ).strip()

@@ -1,0 +1,101 @@
+"""Types of command-line parameters: each turns text into a checked value or says what it expects."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any, Final
+
+import click
+
+from saltern.errors import SalternError
+from saltern.names import NamespaceId, TenantId, parse_identifier, parse_namespace_id, parse_tenant_id
+from saltern.sizes import parse_size
+
+_DURATION: Final = re.compile(r"([0-9]{1,9})(s|m|h|d)", re.ASCII)
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION_MAX_S: Final = 10 * 366 * 86400
+_TEXT_MAX_CHARS: Final = 4096
+
+
+class _Parsed(click.ParamType[Any]):
+    """A parameter whose parser raises SalternError; click then shows the usage and the option it belongs to."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.parse(value)
+        except SalternError as error:
+            self.fail(str(error), param, ctx)
+
+    def parse(self, value: Any) -> Any:
+        raise NotImplementedError
+
+
+class TenantParameter(_Parsed):
+    name = "tenant"
+
+    def parse(self, value: str) -> TenantId:
+        return parse_tenant_id(value.removeprefix("tenants/"))
+
+
+class NamespaceParameter(_Parsed):
+    name = "namespace"
+
+    def parse(self, value: str) -> NamespaceId:
+        return parse_namespace_id(value)
+
+
+class IdentifierParameter(_Parsed):
+    """Another identifier, such as an API key's; ``what`` names it in errors."""
+
+    def __init__(self, what: str) -> None:
+        self.name = what
+
+    def parse(self, value: str) -> str:
+        return parse_identifier(value, what=self.name)
+
+
+class SizeParameter(_Parsed):
+    """A size such as ``512MiB``, as an int of bytes."""
+
+    name = "size"
+
+    def parse(self, value: str | int) -> int:
+        return value if isinstance(value, int) else parse_size(value)
+
+
+class DurationParameter(click.ParamType[timedelta]):
+    """A duration such as ``90d``, as a timedelta."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        match = _DURATION.fullmatch(value)
+        seconds = int(match[1]) * _UNIT_SECONDS[match[2]] if match else 0
+        if not 1 <= seconds <= _DURATION_MAX_S:
+            self.fail(f"{value[:64]!r} is not a duration of 1s to 10 years (write 30m, 12h or 90d)", param, ctx)
+        return timedelta(seconds=seconds)
+
+
+class TextParameter(click.ParamType[str]):
+    """Free text that can be sent and stored: valid Unicode without control characters."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if len(text) > _TEXT_MAX_CHARS:
+            self.fail(f"a text of {len(text)} characters is above the limit of {_TEXT_MAX_CHARS}", param, ctx)
+        if not text.isprintable():
+            self.fail(f"{text[:64]!r} holds control characters or bytes that are not UTF-8", param, ctx)
+        return text
+
+
+TENANT: Final = TenantParameter()
+NAMESPACE: Final = NamespaceParameter()
+API_KEY_ID: Final = IdentifierParameter("API key")
+SIZE: Final = SizeParameter()
+DURATION: Final = DurationParameter()
+TEXT: Final = TextParameter()

@@ -1,0 +1,117 @@
+"""``saltern usage``: what tenants hold and what the cache did for them; ``saltern node``: the nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from saltern.cli.parameters import TENANT
+from saltern.cli.render import (
+    Table,
+    bar,
+    enum_word,
+    local_time,
+    message_dict,
+    print_json,
+    print_messages,
+    ratio_text,
+)
+from saltern.cli.settings import Command, Group, Settings, settings_of
+from saltern.cli.stack import connect
+from saltern.names import TenantId, tenant_name
+from saltern.sizes import format_size
+
+if TYPE_CHECKING:
+    from saltern.admin.v1.usage_pb2 import Node, Usage
+    from saltern.admin_client import AdminClient
+
+
+@click.command("usage", cls=Command)
+@click.argument("tenant_id", metavar="[TENANT]", type=TENANT, required=False)
+@click.pass_context
+def usage(ctx: click.Context, tenant_id: TenantId | None) -> None:
+    """Show usage against quota, hit rate, bytes moved, evictions and refusals.
+
+    Of TENANT; without it of every tenant (platform-admin) or of the key's own. The tick in the bar is the reservation.
+    """
+    from saltern.admin.v1.usage_pb2 import GetUsageRequest
+
+    admin, settings = connect(ctx), settings_of(ctx)
+    names = [tenant_name(tenant_id)] if tenant_id else _visible_tenants(admin)
+    usages = [admin.call(admin.usage.GetUsage, GetUsageRequest(tenant=name)) for name in names]
+    if not settings.json:
+        _print_table(settings, usages)
+    elif tenant_id:
+        print_json(message_dict(usages[0]))
+    else:
+        print_json({"usages": [message_dict(item) for item in usages]})
+
+
+def _visible_tenants(admin: AdminClient) -> list[str]:
+    from saltern.admin.v1.tenants_pb2 import ListTenantsRequest
+
+    if admin.tenant_id:
+        return [tenant_name(TenantId(admin.tenant_id))]
+    return [item.name for item in admin.iterate(admin.tenants.ListTenants, ListTenantsRequest(), "tenants")]
+
+
+def _print_table(settings: Settings, usages: list[Usage]) -> None:
+    from saltern.admin.v1.quotas_pb2 import Tier
+
+    right = ("USED", "RESERVED", "LIMIT", "ENTRIES", "HIT RATE", "GET", "PUT", "EVICTIONS", "REFUSED")
+    table = Table(
+        "TENANT", "TIER", "USE", "USED", "RESERVED", "LIMIT", "ENTRIES", "HIT RATE", "GET", "PUT", "EVICTIONS",
+        "REFUSED", "REPORTED", right=right,
+    )  # fmt: skip
+    for item in usages:
+        counters = (
+            ratio_text(item.get_hits, item.get_hits + item.get_misses),
+            format_size(item.get_bytes),
+            format_size(item.put_bytes),
+            item.evictions,
+            item.puts_refused,
+            local_time(item.report_time) or "never",
+        )
+        name = item.tenant.removeprefix("tenants/")
+        for index, tier in enumerate(item.tiers):
+            table.add(
+                name if index == 0 else " ",
+                enum_word(Tier, tier.tier, "TIER_"),
+                bar(tier.used_bytes, tier.limit_bytes, tier.reserved_bytes),
+                format_size(tier.used_bytes),
+                format_size(tier.reserved_bytes),
+                format_size(tier.limit_bytes),
+                tier.entries,
+                *(counters if index == 0 else [" "] * len(counters)),
+            )
+        if not item.tiers:
+            table.add(name, "", "no quota", "", "", "", "", *counters)
+    table.print(settings)
+
+
+@click.group("node", cls=Group)
+def node() -> None:
+    """Show the cache nodes."""
+
+
+@node.command("list")
+@click.pass_context
+def list_nodes(ctx: click.Context) -> None:
+    """List the nodes that ever registered (platform-admin)."""
+    from saltern.admin.v1.usage_pb2 import ListNodesRequest
+
+    admin = connect(ctx)
+    nodes: list[Node] = list(admin.iterate(admin.usage.ListNodes, ListNodesRequest(), "nodes"))
+    table = Table("NODE", "STATE", "WIRE", "GRPC", "DRAM", "POLICY", "LAST REPORT", right=("DRAM", "POLICY"))
+    for item in nodes:
+        table.add(
+            item.name.removeprefix("nodes/"),
+            enum_word(item.State, item.state, "STATE_"),
+            item.wire_endpoint,
+            item.grpc_endpoint,
+            format_size(item.dram_capacity_bytes),
+            item.policy_version,
+            local_time(item.last_report_time),
+        )
+    print_messages(settings_of(ctx), "nodes", nodes, table)
