@@ -19,7 +19,7 @@ from sqlalchemy import URL, Connection, create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
-from controlplane.db.session import driver_url
+from controlplane.db.session import sqlalchemy_url
 from migrations.grants import apply_grants
 from saltern.errors import UnavailableError
 
@@ -85,7 +85,7 @@ def _migrating(url: str | URL) -> Iterator[Connection]:
 @contextmanager
 def _transaction(url: str | URL) -> Iterator[Connection]:
     engine = create_engine(
-        driver_url(url),
+        sqlalchemy_url(url),
         poolclass=NullPool,
         connect_args={"connect_timeout": 5, "application_name": "saltern-migrations"},
     )

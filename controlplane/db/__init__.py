@@ -1,5 +1,6 @@
-"""The control plane's database: the tables (``models``) and the one way to use them (``session``)."""
+"""The control plane's database: the tables (``models``), the one way to use them (``session``), and what they share."""
 
-from controlplane.db.session import Database, connect
+from controlplane.db.policy import POLICY_CHANNEL, bump_policy_version
+from controlplane.db.session import Database, connect, sqlalchemy_url
 
-__all__ = ["Database", "connect"]
+__all__ = ["POLICY_CHANNEL", "Database", "bump_policy_version", "connect", "sqlalchemy_url"]

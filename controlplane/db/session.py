@@ -61,7 +61,7 @@ def connect(url: str | URL, *, pool_connections: int = 10) -> Database:
         InvalidArgumentError: the URL is not one of a PostgreSQL database.
     """
     engine = create_async_engine(
-        driver_url(url),
+        sqlalchemy_url(url),
         pool_size=pool_connections,
         max_overflow=0,
         pool_timeout=_POOL_TIMEOUT_S,
@@ -79,7 +79,7 @@ def connect(url: str | URL, *, pool_connections: int = 10) -> Database:
     return Database(engine)
 
 
-def driver_url(url: str | URL) -> URL:
+def sqlalchemy_url(url: str | URL) -> URL:
     """``url`` with the psycopg driver named, as SQLAlchemy takes it; raises InvalidArgumentError."""
     try:
         parsed = make_url(url)

@@ -1,0 +1,45 @@
+"""No secret reaches the audit trail: it is kept for years and read by many."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from controlplane.secrets.api_keys import API_KEY_PATTERN
+from saltern.errors import InternalError, InvalidArgumentError
+
+_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
+_SECRET_WORDS = frozenset(
+    {"secret", "secrets", "token", "tokens", "password", "passphrase", "key", "keys", "credential", "credentials"}
+    | {"salt", "root", "wrapped", "private", "sha256", "hash", "authorization"}
+)
+#: Names that hold such a word and are no secret.
+_HARMLESS_NAMES = frozenset({"block_tokens"})
+_TOKEN_PATTERN = re.compile(r"eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+", re.ASCII)
+
+
+def require_no_secrets(value: object) -> None:
+    """Check a before or after value of an audit event, at every depth.
+
+    Raises:
+        InternalError: reason SECRET_IN_AUDIT: a name says that its value is secret: a fault of ours.
+        InvalidArgumentError: reason SECRET_IN_FIELD: a text holds an API key or a token: somebody pasted it there.
+    """
+    match value:
+        case Mapping():
+            for name, member in value.items():
+                if name not in _HARMLESS_NAMES and _SECRET_WORDS & {word.lower() for word in _WORD.findall(name)}:
+                    raise InternalError(
+                        f"the audit event holds {name!r}, which looks like a secret", reason="SECRET_IN_AUDIT"
+                    )
+                require_no_secrets(member)
+        case list() | tuple():
+            for member in value:
+                require_no_secrets(member)
+        case str():
+            if API_KEY_PATTERN.search(value) or _TOKEN_PATTERN.search(value):
+                raise InvalidArgumentError(
+                    "a text of the request holds an API key or a token",
+                    reason="SECRET_IN_FIELD",
+                    hint="take it out; if others may have seen it, delete that key",
+                )
