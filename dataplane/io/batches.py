@@ -1,0 +1,156 @@
+"""A batch of entries on its way into or out of the arena: what every door does, whatever carries the bytes.
+
+A put is judged entry by entry: :meth:`PutBatch.start` admits one and gives the memory to write, :meth:`PutBatch.finish`
+compares sums and publishes it (I6, I7). A get holds its entries by pins until :meth:`GetBatch.close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from dataplane.core.cache import CacheCore
+from dataplane.core.entry import Pin, PutRefused, PutTicket
+from dataplane.core.partition import Partition
+from dataplane.io.arena import Arena
+from dataplane.io.clock import Clock
+from saltern import wire
+from saltern.errors import DataLossError, SalternError, StatusCode
+from saltern.keys import BlockKey
+
+_OK: Final = int(StatusCode.OK)
+_MISS: Final = int(StatusCode.NOT_FOUND)
+_NO_ROOM: Final = int(StatusCode.FAILED_PRECONDITION)
+
+
+class Blocks:
+    """The core together with the memory and the clock that it decides about."""
+
+    __slots__ = ("arena", "clock", "core")
+
+    def __init__(self, core: CacheCore, arena: Arena, clock: Clock) -> None:
+        self.core = core
+        self.arena = arena
+        self.clock = clock
+
+
+class PutBatch:
+    """Entries on their way in, at most one of them between :meth:`start` and :meth:`finish` at a time.
+
+    Attributes:
+        codes: one StatusCode for each entry.
+        refused: (index, why) of the entries that are neither stored nor were there, at most ``errors_max``.
+    """
+
+    __slots__ = ("codes", "refused", "_blocks", "_errors_max", "_keys", "_partition", "_ticket")
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        partition: Partition,
+        keys: Sequence[BlockKey],
+        *,
+        errors_max: int = wire.PUT_ERRORS_MAX,
+    ) -> None:
+        self.codes = bytearray(len(keys))
+        self.refused: list[tuple[int, SalternError]] = []
+        self._blocks = blocks
+        self._partition = partition
+        self._keys = keys
+        self._errors_max = errors_max
+        self._ticket: PutTicket | None = None
+
+    def start(self, index: int, size_bytes: int) -> memoryview | None:
+        """Admit entry ``index`` and return the memory for its bytes; None if it is refused or there already."""
+        assert self._ticket is None, "one entry at a time"
+        blocks = self._blocks
+        started = blocks.core.put_start(self._partition, self._keys[index], size_bytes, blocks.clock.monotonic_ns())
+        if isinstance(started, PutRefused):
+            self._refuse(index, started.error)
+            return None
+        self._ticket = started
+        return blocks.arena.view(started.offset, size_bytes)
+
+    def finish(self, index: int, digest: int, claimed: int) -> None:
+        """Publish entry ``index``, whose bytes in the arena have the sum ``digest``, if that is the one claimed (I7)."""
+        ticket, self._ticket = self._ticket, None
+        assert ticket is not None
+        core = self._blocks.core
+        if digest != claimed:
+            core.put_abort(ticket)
+            self._refuse(index, _checksum_mismatch())
+            return
+        refused = core.put_commit(ticket, digest, self._blocks.clock.monotonic_ns())
+        if refused is not None:
+            self._refuse(index, refused.error)
+
+    def close(self) -> None:
+        """End the batch: give back what an unfinished entry had set aside (I8); touch the chain tail first."""
+        if self._ticket is not None:
+            ticket, self._ticket = self._ticket, None
+            self._blocks.core.put_abort(ticket)
+        if len(self._keys) > 1:
+            self._blocks.core.touch(self._partition, self._keys, self._blocks.clock.monotonic_ns())
+
+    def reply(self) -> wire.PutReply:
+        return wire.PutReply(
+            codes=bytes(self.codes),
+            errors=[wire.PutError(index, wire.error_body(error)) for index, error in self.refused],
+        )
+
+    def _refuse(self, index: int, error: SalternError) -> None:
+        self.codes[index] = error.code
+        if error.code is not StatusCode.ALREADY_EXISTS and len(self.refused) < self._errors_max:
+            self.refused.append((index, error))
+
+
+class GetBatch:
+    """Entries on their way out, pinned until :meth:`close`.
+
+    Attributes:
+        hits: (index, pin) of what will be sent, in order.
+        payload_bytes: their sum.
+    """
+
+    __slots__ = ("hits", "payload_bytes", "_blocks", "_codes", "_pins", "_sizes", "_sums")
+
+    def __init__(
+        self, blocks: Blocks, partition: Partition, keys: Sequence[BlockKey], max_sizes: Sequence[int] | None
+    ) -> None:
+        count = len(keys)
+        self._blocks = blocks
+        self._codes = bytearray(count)
+        self._sizes = [0] * count
+        self._sums = [0] * count
+        self.hits: list[tuple[int, Pin]] = []
+        self.payload_bytes = 0
+        self._pins = blocks.core.get_start(partition, keys, blocks.clock.monotonic_ns())
+        for index, pin in enumerate(self._pins):
+            if pin is None:
+                self._codes[index] = _MISS
+            elif max_sizes is not None and pin.size_bytes > max_sizes[index]:
+                self._codes[index] = _NO_ROOM
+            else:
+                self._sizes[index] = pin.size_bytes
+                self._sums[index] = pin.checksum
+                self.hits.append((index, pin))
+                self.payload_bytes += pin.size_bytes
+
+    def view(self, pin: Pin) -> memoryview:
+        """The bytes of a hit; not to be used after :meth:`close`."""
+        return self._blocks.arena.view(pin.offset, pin.size_bytes)
+
+    def reply(self) -> wire.GetReply:
+        return wire.GetReply(codes=bytes(self._codes), sizes=self._sizes, sums=wire.join_sums(self._sums))
+
+    def close(self) -> None:
+        """Let the entries go; safe to call once only, from a ``finally``."""
+        self._blocks.core.get_end(self._pins)
+
+
+def _checksum_mismatch() -> DataLossError:
+    return DataLossError(
+        "the entry's bytes do not have the sum that the request claims",
+        reason="CHECKSUM_MISMATCH",
+        hint="put it again; do not write to a buffer while it is being put",
+    )

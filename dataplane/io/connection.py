@@ -1,0 +1,245 @@
+"""Connections on the event loop: scripts resumed by readiness, deadlines swept, doors that accept within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+import structlog
+
+from dataplane.io.conversation import Conversation
+from dataplane.io.session import NodeState, Session, too_many_sessions
+from dataplane.io.stream import ByteStream, PeerGoneError, Want
+from dataplane.settings import SessionLimits
+from saltern import wire
+from saltern.names import TenantId
+
+_log = structlog.get_logger(__name__)
+_ACCEPTS_PER_EVENT: Final = 32
+_ACCEPT_PAUSE_S: Final = 0.2
+_UNIX_BUFFER_BYTES: Final = 2 * 1024 * 1024
+
+
+class Connection:
+    """Resumes one conversation whenever what it waits for has come.
+
+    Reader and writer callbacks stay registered between waits and are taken off only when they fire for nothing: a
+    session that is asked and answers costs no epoll_ctl calls.
+    """
+
+    __slots__ = (
+        "conversation",
+        "tenant",
+        "_fileno",
+        "_loop",
+        "_on_close",
+        "_reads",
+        "_script",
+        "_stream",
+        "_want",
+        "_writes",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        stream: ByteStream,
+        conversation: Conversation,
+        on_close: Callable[[Connection], None],
+    ) -> None:
+        self.conversation = conversation
+        self.tenant: TenantId | None = None
+        self._loop = loop
+        self._fileno = sock.fileno()
+        self._stream = stream
+        self._script = conversation.run()
+        self._on_close = on_close
+        self._want: Want | None = Want.TURN
+        self._reads = self._writes = False
+
+    def start(self) -> None:
+        self._step()
+
+    def expire(self, now_s: float) -> None:
+        """Close the connection if what it waits for is overdue (WIRE.md 8)."""
+        if self._want is Want.TURN or self._want is None:
+            return
+        reason = self.conversation.overdue(now_s)
+        if reason:
+            _log.info("session closed", reason=reason, tenant=self.tenant)
+            self.close()
+
+    def close(self) -> None:
+        """End the script, which gives back what it holds, and close the socket; idempotent."""
+        if self._want is None:
+            return
+        self._want = None
+        if self._reads:
+            self._loop.remove_reader(self._fileno)
+        if self._writes:
+            self._loop.remove_writer(self._fileno)
+        self._script.close()
+        self._stream.close()
+        self._on_close(self)
+
+    def _step(self) -> None:
+        if self._want is None:
+            return
+        try:
+            want = next(self._script)
+        except (StopIteration, PeerGoneError):
+            self.close()
+            return
+        except Exception:
+            # A fault of ours ends this session and no other; its script has given back what it held.
+            _log.exception("session failed", tenant=self.tenant)
+            self.close()
+            return
+        self._want = want
+        if want is Want.READ:
+            if not self._reads:
+                self._loop.add_reader(self._fileno, self._on_readable)
+                self._reads = True
+        elif want is Want.WRITE:
+            if not self._writes:
+                self._loop.add_writer(self._fileno, self._on_writable)
+                self._writes = True
+        else:
+            self._loop.call_soon(self._step)
+
+    def _on_readable(self) -> None:
+        if self._want is Want.READ:
+            self._step()
+        else:
+            self._loop.remove_reader(self._fileno)
+            self._reads = False
+
+    def _on_writable(self) -> None:
+        if self._want is Want.WRITE:
+            self._step()
+        else:
+            self._loop.remove_writer(self._fileno)
+            self._writes = False
+
+
+class SessionTable:
+    """Every connection of the node, whatever its door, and the limits on their number."""
+
+    def __init__(self, node: NodeState, limits: SessionLimits) -> None:
+        self._node = node
+        self._limits = limits
+        self._connections: set[Connection] = set()
+        self._by_tenant: Counter[TenantId] = Counter()
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    @property
+    def busy_count(self) -> int:
+        """Sessions with a request on its way."""
+        return sum(connection.conversation.is_busy for connection in self._connections)
+
+    def start(self) -> None:
+        """Begin to compare sessions with their deadlines; call it on the running loop."""
+        self._sweeper = asyncio.get_running_loop().call_later(self._limits.sweep_s, self._sweep)
+
+    def close(self) -> None:
+        """Close every session."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._connections):
+            connection.close()
+
+    def adopt(self, sock: socket.socket, *, takes_descriptors: bool) -> None:
+        """Serve an accepted socket, or answer TOO_MANY_SESSIONS and close it."""
+        unopened = len(self._connections) - self._by_tenant.total()
+        if len(self._connections) >= self._limits.sessions_max or unopened >= self._limits.unopened_max:
+            _refuse(sock)
+            return
+        sock.setblocking(False)
+        stream = ByteStream(sock, turn_bytes=self._limits.turn_bytes, takes_descriptors=takes_descriptors)
+        session = Session(self._node, lambda tenant: self._claim_place(connection, tenant))
+        connection = Connection(
+            asyncio.get_running_loop(), sock, stream, Conversation(stream, session, self._limits), self._forget
+        )
+        self._connections.add(connection)
+        connection.start()
+
+    def _claim_place(self, connection: Connection, tenant: TenantId) -> bool:
+        if self._by_tenant[tenant] >= self._limits.tenant_sessions_max:
+            return False
+        self._by_tenant[tenant] += 1
+        connection.tenant = tenant
+        return True
+
+    def _forget(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if connection.tenant is not None:
+            self._by_tenant[connection.tenant] -= 1
+            if not self._by_tenant[connection.tenant]:
+                del self._by_tenant[connection.tenant]
+
+    def _sweep(self) -> None:
+        now_s = monotonic()
+        for connection in list(self._connections):
+            connection.expire(now_s)
+        self.start()
+
+
+class Door:
+    """Accepts connections from one listening socket into the session table."""
+
+    def __init__(self, listener: socket.socket, table: SessionTable, *, takes_descriptors: bool) -> None:
+        self._listener = listener
+        self._table = table
+        self._takes_descriptors = takes_descriptors
+        self._pause: asyncio.TimerHandle | None = None
+        listener.setblocking(False)
+
+    def open(self) -> None:
+        """Begin to accept; call it on the running loop."""
+        self._pause = None
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Stop accepting and close the listening socket; sessions go on. Idempotent."""
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._listener.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._listener.close()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_PER_EVENT):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                # Out of descriptors: the listener would stay readable, so look away for a moment instead of spinning.
+                _log.error("cannot accept a connection", error=str(error))
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._listener.fileno())
+                self._pause = loop.call_later(_ACCEPT_PAUSE_S, self.open)
+                return
+            if sock.family == socket.AF_UNIX:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
+            else:  # TCP buffers are left to the kernel: setting them would end their automatic growth
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._table.adopt(sock, takes_descriptors=self._takes_descriptors)
+
+
+def _refuse(sock: socket.socket) -> None:
+    error = too_many_sessions("the node has too many sessions open")
+    with sock:
+        sock.setblocking(False)
+        try:
+            sock.send(wire.encode_error_reply(wire.Opcode.PING, 0, error))
+        except OSError:
+            return

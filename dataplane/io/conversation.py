@@ -1,0 +1,249 @@
+"""The script of one session: frames in, replies out, with the deadlines of WIRE.md section 8.
+
+It joins a :class:`~dataplane.io.session.Session` (what may happen) and a :class:`~dataplane.io.stream.ByteStream` (how bytes
+move), for the TCP and the unix door alike. The bytes of an entry go from the socket or the client's region straight
+into the arena, and from the arena straight out.
+"""
+
+from __future__ import annotations
+
+import os
+from math import inf
+from time import monotonic
+from typing import Final
+
+import msgspec
+import xxhash
+
+from dataplane.io.batches import GetBatch, PutBatch
+from dataplane.io.regions import Region, RegionTable
+from dataplane.io.session import Session, closes_session
+from dataplane.io.stream import BUFFER_BYTES, ByteStream, Script, Want
+from dataplane.settings import SessionLimits
+from saltern import wire
+from saltern.errors import SalternError
+from saltern.wire import HEADER_BYTES, Opcode
+
+#: What a request counts beside the bytes it moves when sessions take turns.
+_REQUEST_COST_BYTES: Final = 64 * 1024
+#: One piece of a copy between a region and the arena: it is still in the L2 cache when its sum is taken.
+_COPY_BYTES: Final = 256 * 1024
+
+
+class Conversation:
+    """Runs one session over one stream.
+
+    Attributes:
+        deadline_s: when the present wait ends the session, on the clock of ``time.monotonic``.
+        is_in_frame: whether a frame or its reply is on its way; only then does a lack of progress count.
+        is_busy: whether a request is being handled.
+    """
+
+    __slots__ = ("deadline_s", "is_busy", "is_in_frame", "_limits", "_regions", "_session", "_stream")
+
+    def __init__(self, stream: ByteStream, session: Session, limits: SessionLimits) -> None:
+        self._stream = stream
+        self._session = session
+        self._limits = limits
+        self._regions = RegionTable()
+        self.deadline_s = monotonic() + limits.hello_s
+        self.is_in_frame = False
+        self.is_busy = False
+
+    def overdue(self, now_s: float) -> str:
+        """Why the session should be closed now, or an empty string."""
+        if now_s > self.deadline_s:
+            return "DEADLINE"
+        if self.is_in_frame and now_s > self._stream.progress_s + self._limits.stall_s:
+            return "STALLED"
+        return ""
+
+    def run(self) -> Script[None]:
+        """Answer frames until the client goes or breaks the protocol. Raises PeerGoneError."""
+        try:
+            open_for_more = True
+            while open_for_more:
+                open_for_more = yield from self._frame()
+        finally:
+            self._regions.close()
+
+    def _frame(self) -> Script[bool]:
+        """Receive one frame and answer it; False when the session ends with that."""
+        stream, session = self._stream, self._session
+        if stream.buffered_bytes < HEADER_BYTES:
+            yield from self._await_header()
+        opcode, request_id, payload_bytes = int(Opcode.PING), 0, 0
+        try:
+            body_max_bytes = wire.BODY_MAX_BYTES if session.is_open else wire.HELLO_BODY_MAX_BYTES
+            header = wire.decode_header(stream.peek(HEADER_BYTES), body_max_bytes=body_max_bytes)
+            opcode, request_id, payload_bytes = header.opcode, header.request_id, header.payload_bytes
+            session.check_frame(header)
+        except SalternError as error:
+            yield from self._part(wire.encode_error_reply(opcode, request_id, error), payload_bytes)
+            return False
+
+        self.is_busy = True
+        frame_bytes = HEADER_BYTES + header.body_bytes
+        if frame_bytes <= BUFFER_BYTES:
+            if stream.buffered_bytes < frame_bytes:
+                self._expect_transfer(payload_bytes)
+                yield from stream.fill(frame_bytes)
+            body = stream.peek(frame_bytes)[HEADER_BYTES:]
+        else:
+            self._expect_transfer(payload_bytes)
+            stream.consume(HEADER_BYTES)
+            body = memoryview(bytearray(header.body_bytes))
+            yield from stream.read_into(body)
+            frame_bytes = 0
+        descriptors = stream.take_descriptors() if opcode == Opcode.REGISTER else []
+        try:
+            answer = self._handle(header, body, descriptors)
+        except SalternError as error:
+            # Refused before any of the payload was read.
+            stream.consume(frame_bytes)
+            refusal = wire.encode_error_reply(opcode, request_id, error)
+            if closes_session(error, session):
+                yield from self._part(refusal, payload_bytes)
+                return False
+            self._expect_transfer(payload_bytes)
+            yield from stream.discard(payload_bytes)
+            answer = refusal
+        else:
+            stream.consume(frame_bytes)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if isinstance(answer, bytes):
+            yield from self._reply(answer)
+        else:
+            yield from answer
+        stream.close_stale_descriptors()
+        self.is_busy = self.is_in_frame = False
+        if stream.spend_turn(_REQUEST_COST_BYTES):
+            yield Want.TURN
+        return True
+
+    def _await_header(self) -> Script[None]:
+        stream = self._stream
+        if self._session.is_open:
+            self.deadline_s = monotonic() + self._limits.idle_s
+        if not stream.buffered_bytes:
+            # Waiting first saves the system call that would find nothing after almost every reply.
+            yield Want.READ
+            while not stream.receive():
+                yield Want.READ
+        if stream.buffered_bytes < HEADER_BYTES:
+            self._expect_transfer(0)
+            yield from stream.fill(HEADER_BYTES)
+
+    def _expect_transfer(self, payload_bytes: int) -> None:
+        """From now on progress counts. Before HELLO its own, shorter deadline stays."""
+        self._stream.progress_s = now_s = monotonic()
+        self.is_in_frame = True
+        if self._session.is_open:
+            self.deadline_s = now_s + self._limits.transfer_s(payload_bytes)
+
+    def _handle(self, header: wire.Header, body: memoryview, descriptors: list[int]) -> bytes | Script[None]:
+        """Decode and check a request; return its whole reply, or the script that moves its entries and replies.
+
+        Raises:
+            SalternError: the request is refused and had no effect.
+        """
+        opcode, session = header.opcode, self._session
+        reply: msgspec.Struct
+        if opcode == Opcode.PUT:
+            put = wire.decode_body(wire.Put, body)
+            wire.check_put(put, header.payload_bytes)
+            put_region = self._region(put.region, put.offsets, put.sizes)
+            return self._put(header.request_id, put, session.begin_put(put), put_region)
+        if opcode == Opcode.GET:
+            get = wire.decode_body(wire.Get, body)
+            wire.check_get(get, header.payload_bytes)
+            get_region = self._region(get.region, get.offsets, get.max_sizes)
+            return self._get(header.request_id, get, session.begin_get(get), get_region)
+        if opcode == Opcode.REGISTER:
+            register = wire.decode_body(wire.Register, body)
+            session.require(None)
+            self._regions.register(register.region, register.region_bytes, descriptors)
+            reply = wire.Empty()
+        elif opcode == Opcode.UNREGISTER:
+            unregister = wire.decode_body(wire.Unregister, body)
+            session.require(None)
+            self._regions.unregister(unregister.region)
+            reply = wire.Empty()
+        else:
+            reply = session.answer(opcode, body)
+        return wire.encode_reply(opcode, header.request_id, wire.encode_body(reply))
+
+    def _region(self, number: int | None, offsets: list[int], sizes: list[int]) -> Region | None:
+        """The region of a regional batch, every entry inside it; None for an inline one."""
+        if number is None:
+            return None
+        region = self._regions[number]
+        region.check(offsets, sizes)
+        return region
+
+    def _put(self, request_id: int, put: wire.Put, batch: PutBatch, region: Region | None) -> Script[None]:
+        stream = self._stream
+        self._expect_transfer(0 if region else sum(put.sizes))
+        try:
+            for index, (size, claimed) in enumerate(zip(put.sizes, wire.split_sums(put.sums), strict=True)):
+                target = batch.start(index, size)
+                if region is None:
+                    if target is None:
+                        yield from stream.discard(size)
+                        continue
+                    digest = yield from stream.read_into(target)
+                else:
+                    if target is None:
+                        continue
+                    digest = yield from self._copy_and_sum(region.view(put.offsets[index], size), target)
+                batch.finish(index, digest, claimed)
+        finally:
+            batch.close()
+        yield from self._reply(wire.encode_reply(Opcode.PUT, request_id, wire.encode_body(batch.reply())))
+
+    def _get(self, request_id: int, get: wire.Get, batch: GetBatch, region: Region | None) -> Script[None]:
+        try:
+            body = wire.encode_body(batch.reply())
+            if region is None:
+                head = wire.encode_reply(Opcode.GET, request_id, body, batch.payload_bytes)
+                self._expect_transfer(batch.payload_bytes)
+                yield from self._stream.send([head, *(batch.view(pin) for _, pin in batch.hits)])
+                return
+            for index, pin in batch.hits:
+                yield from self._copy(batch.view(pin), region.view(get.offsets[index], pin.size_bytes))
+        finally:
+            batch.close()
+        yield from self._reply(wire.encode_reply(Opcode.GET, request_id, body))
+
+    def _copy_and_sum(self, source: memoryview, target: memoryview) -> Script[int]:
+        """Copy an entry out of a region and return the sum of the node's own copy: the client may write meanwhile."""
+        digest = xxhash.xxh3_64()
+        for start in range(0, len(source), _COPY_BYTES):
+            piece = target[start : start + _COPY_BYTES]
+            piece[:] = source[start : start + _COPY_BYTES]
+            digest.update(piece)
+            if self._stream.spend_turn(len(piece)):
+                yield Want.TURN
+        return digest.intdigest()
+
+    def _copy(self, source: memoryview, target: memoryview) -> Script[None]:
+        for start in range(0, len(source), _COPY_BYTES):
+            piece = source[start : start + _COPY_BYTES]
+            target[start : start + _COPY_BYTES] = piece
+            if self._stream.spend_turn(len(piece)):
+                yield Want.TURN
+
+    def _reply(self, reply: bytes) -> Script[None]:
+        sent = self._stream.send_now(reply)
+        if sent < len(reply):
+            self._expect_transfer(0)
+            yield from self._stream.send([memoryview(reply)[sent:]])
+
+    def _part(self, reply: bytes, unread_bytes: int) -> Script[None]:
+        """Send the last reply and let the client read it before the connection is closed."""
+        self.is_busy = False
+        yield from self._reply(reply)
+        self.deadline_s = monotonic() + self._limits.linger_s
+        yield from self._stream.linger(unread_bytes + BUFFER_BYTES)

@@ -1,0 +1,252 @@
+"""The gRPC door: ``saltern.cache.v1.CacheService`` for every other language, over the same gate and the same core.
+
+A token is verified before a request's message is read, so that only tenants can make the node hold large messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+import grpc
+import structlog
+from google.protobuf.message import Message
+
+from dataplane.core.partition import Partition
+from dataplane.io.batches import GetBatch, PutBatch
+from dataplane.io.session import NodeState
+from dataplane.io.tcp import bind_error
+from dataplane.settings import Endpoint
+from saltern import wire
+from saltern.cache.v1 import cache_pb2, cache_pb2_grpc
+from saltern.errors import (
+    AlreadyExistsError,
+    InternalError,
+    InvalidArgumentError,
+    SalternError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from saltern.keys import KEY_BYTES, BlockKey
+from saltern.rpc_errors import abort
+from tenants.roles import Permission
+
+_log = structlog.get_logger(__name__)
+PUT_BLOCKS_MAX: Final = 1024
+#: The largest payload with room for keys and framing.
+MESSAGE_MAX_BYTES: Final = wire.PAYLOAD_MAX_BYTES + 1024 * 1024
+_CONCURRENT_CALLS_MAX: Final = 64
+_TURN_BYTES: Final = 4 * 1024 * 1024
+_SCHEME: Final = "Bearer "
+
+Context = grpc.aio.ServicerContext[Any, Any]
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message)
+
+
+class CacheService(cache_pb2_grpc.CacheServiceServicer):
+    """CacheService over the node's core."""
+
+    def __init__(self, node: NodeState) -> None:
+        self._node = node
+
+    async def PutBlocks(  # noqa: N802 - the name is the contract's
+        self, request: cache_pb2.PutBlocksRequest, context: Context
+    ) -> cache_pb2.PutBlocksResponse:
+        return await _answer(self._put(request, context), context)
+
+    async def GetBlocks(  # noqa: N802
+        self, request: cache_pb2.GetBlocksRequest, context: Context
+    ) -> cache_pb2.GetBlocksResponse:
+        return await _answer(self._get(request, context), context)
+
+    async def LookupBlocks(  # noqa: N802
+        self, request: cache_pb2.LookupBlocksRequest, context: Context
+    ) -> cache_pb2.LookupBlocksResponse:
+        return await _answer(self._lookup(request, context), context)
+
+    async def DeleteBlocks(  # noqa: N802
+        self, request: cache_pb2.DeleteBlocksRequest, context: Context
+    ) -> cache_pb2.DeleteBlocksResponse:
+        return await _answer(self._delete(request, context), context)
+
+    async def _put(self, request: cache_pb2.PutBlocksRequest, context: Context) -> cache_pb2.PutBlocksResponse:
+        partition = self._open(request.namespace_id, request.epoch, Permission.ENTRIES_WRITE, context)
+        blocks = request.blocks
+        keys = _block_keys([block.key for block in blocks], PUT_BLOCKS_MAX)
+        if any(not 1 <= len(block.payload) <= wire.ENTRY_MAX_BYTES for block in blocks):
+            raise InvalidArgumentError(
+                f"a block is not 1 to {wire.ENTRY_MAX_BYTES} bytes long",
+                reason="ENTRY_SIZE_OUT_OF_RANGE",
+                hint="put no empty blocks, and split larger ones",
+            )
+        batch = PutBatch(self._node.blocks, partition, keys, errors_max=len(keys))
+        turn_left_bytes = _TURN_BYTES
+        try:
+            for index, block in enumerate(blocks):
+                payload = block.payload
+                target = batch.start(index, len(payload))
+                if target is None:
+                    continue
+                target[:] = payload
+                digest = wire.checksum(target)
+                batch.finish(index, digest, digest)  # gRPC's transport carries no sum to compare with
+                turn_left_bytes -= len(payload)
+                if turn_left_bytes <= 0:
+                    turn_left_bytes = _TURN_BYTES
+                    await asyncio.sleep(0)
+        finally:
+            batch.close()
+        response = cache_pb2.PutBlocksResponse(statuses=[cache_pb2.BlockStatus(code=code) for code in batch.codes])
+        for index, error in batch.refused:
+            _describe(response.statuses[index], error)
+        for status in response.statuses:
+            if status.code == AlreadyExistsError.code:
+                status.reason = AlreadyExistsError.default_reason
+        return response
+
+    async def _get(self, request: cache_pb2.GetBlocksRequest, context: Context) -> cache_pb2.GetBlocksResponse:
+        partition = self._open(request.namespace_id, request.epoch, Permission.ENTRIES_READ, context)
+        keys = _block_keys(request.keys, wire.KEYS_MAX)
+        response = cache_pb2.GetBlocksResponse()
+        batch = GetBatch(self._node.blocks, partition, keys, None)
+        turn_left_bytes = _TURN_BYTES
+        try:
+            if batch.payload_bytes > wire.PAYLOAD_MAX_BYTES:
+                raise InvalidArgumentError(
+                    f"the blocks are {batch.payload_bytes} bytes, above the limit of {wire.PAYLOAD_MAX_BYTES}",
+                    reason="PAYLOAD_TOO_LARGE",
+                    hint="split the batch",
+                    metadata={"limit_bytes": str(wire.PAYLOAD_MAX_BYTES)},
+                )
+            for index, pin in batch.hits:
+                response.blocks.add(key=keys[index], payload=bytes(batch.view(pin)))
+                turn_left_bytes -= pin.size_bytes
+                if turn_left_bytes <= 0:
+                    turn_left_bytes = _TURN_BYTES
+                    await asyncio.sleep(0)
+        finally:
+            batch.close()
+        return response
+
+    async def _lookup(self, request: cache_pb2.LookupBlocksRequest, context: Context) -> cache_pb2.LookupBlocksResponse:
+        partition = self._open(request.namespace_id, request.epoch, Permission.ENTRIES_READ, context)
+        prefix, found = self._node.blocks.core.lookup(partition, _block_keys(request.keys, wire.KEYS_MAX))
+        return cache_pb2.LookupBlocksResponse(prefix_blocks=prefix, found=map(bool, found))
+
+    async def _delete(self, request: cache_pb2.DeleteBlocksRequest, context: Context) -> cache_pb2.DeleteBlocksResponse:
+        partition = self._open(request.namespace_id, request.epoch, Permission.ENTRIES_WRITE, context)
+        deleted = self._node.blocks.core.delete(partition, _block_keys(request.keys, wire.KEYS_MAX))
+        return cache_pb2.DeleteBlocksResponse(deleted_blocks=deleted)
+
+    def _open(self, namespace: str, epoch: int, permission: Permission, context: Context) -> Partition:
+        """I1: the tenant is the token's, and every call passes the gate."""
+        gate = self._node.gate
+        grant = gate.admit(bearer_token(context.invocation_metadata() or ()), namespace, epoch)
+        return gate.check(grant, permission)
+
+
+class TokenFirst(grpc.aio.ServerInterceptor):
+    """Refuses a call without a valid token before its message is read."""
+
+    def __init__(self, node: NodeState) -> None:
+        self._node = node
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        try:
+            if self._node.is_draining:
+                raise UnavailableError("the node is shutting down", reason="DRAINING", hint="use another node")
+            self._node.gate.verify(bearer_token(handler_call_details.invocation_metadata))
+        except SalternError as error:
+            # A handler of a request *stream* is called before anything is received.
+            return grpc.stream_unary_rpc_method_handler(functools.partial(_refuse, error))
+        return await continuation(handler_call_details)
+
+
+async def start_grpc_door(node: NodeState, endpoint: Endpoint) -> tuple[grpc.aio.Server, Endpoint]:
+    """Serve CacheService; return the server and where it listens.
+
+    Raises:
+        FailedPreconditionError: the port is taken or the address is not this host's.
+    """
+    server = grpc.aio.server(
+        interceptors=[TokenFirst(node)],
+        maximum_concurrent_rpcs=_CONCURRENT_CALLS_MAX,
+        options=[
+            ("grpc.max_receive_message_length", MESSAGE_MAX_BYTES),
+            ("grpc.max_send_message_length", MESSAGE_MAX_BYTES),
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    cache_pb2_grpc.add_CacheServiceServicer_to_server(CacheService(node), server)
+    try:
+        port = server.add_insecure_port(str(endpoint))
+    except RuntimeError as error:
+        raise bind_error(endpoint, "--grpc-listen", OSError(str(error))) from None
+    await server.start()
+    return server, Endpoint(endpoint.host, port)
+
+
+def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """The token of ``authorization: Bearer <token>``.
+
+    Raises:
+        UnauthenticatedError: TOKEN_MISSING, or TOKEN_MALFORMED if there is more than one or another scheme.
+    """
+    values = [value for key, value in metadata if key == "authorization"]
+    if not values:
+        raise UnauthenticatedError(
+            "the call carries no token",
+            reason="TOKEN_MISSING",
+            hint="send the metadata 'authorization: Bearer <token>' with a token of the audience node",
+        )
+    value = values[0]
+    if len(values) > 1 or not isinstance(value, str) or not value.startswith(_SCHEME):
+        raise UnauthenticatedError(
+            "the call's authorization is not one bearer token",
+            reason="TOKEN_MALFORMED",
+            hint="send 'authorization: Bearer <token>' once",
+        )
+    return value[len(_SCHEME) :]
+
+
+async def _answer(work: Awaitable[ReplyT], context: Context) -> ReplyT:
+    """The one edge from errors to gRPC status."""
+    try:
+        return await work
+    except SalternError as error:
+        await abort(context, error)
+    except Exception:
+        _log.exception("call failed")
+        await abort(context, InternalError("the node failed to answer", hint="see the node's log"))
+
+
+async def _refuse(error: SalternError, _requests: object, context: Context) -> None:
+    await abort(context, error)
+
+
+def _block_keys(keys: Sequence[bytes], count_max: int) -> list[BlockKey]:
+    if len(keys) > count_max:
+        raise InvalidArgumentError(
+            f"{len(keys)} blocks in one request, above the limit of {count_max}",
+            reason="TOO_MANY_KEYS",
+            hint="split the batch",
+            metadata={"limit_keys": str(count_max)},
+        )
+    if any(len(key) != KEY_BYTES for key in keys):
+        raise InvalidArgumentError(
+            f"a block key is not {KEY_BYTES} bytes long", reason="INVALID_KEY_LENGTH", hint="derive keys with the SDK"
+        )
+    return [BlockKey(key) for key in keys]
+
+
+def _describe(status: cache_pb2.BlockStatus, error: SalternError) -> None:
+    status.reason = error.reason
+    status.message = error.message
+    status.metadata.update(error.metadata)

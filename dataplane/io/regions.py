@@ -1,0 +1,153 @@
+"""Shared-memory regions of one session: what a client may register, and how the node reaches it (WIRE.md 4, REGISTER).
+
+The client can change its memory at any time, but never take it away: only a memfd sealed against shrinking is
+accepted, so a read of the mapping cannot fault (SIGBUS). Every offset and length is checked against the registered
+size in integer arithmetic before the mapping is touched (I3: the node drives every transfer).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from saltern.errors import InvalidArgumentError, ResourceExhaustedError
+from saltern.wire import REGION_MAX_BYTES, REGIONS_MAX
+
+_F_GET_SEALS: Final = getattr(fcntl, "F_GET_SEALS", 1034)
+_F_SEAL_SHRINK: Final = getattr(fcntl, "F_SEAL_SHRINK", 0x0002)
+#: linux/magic.h. hugetlbfs has another: its pages may be missing at the first touch, which is a SIGBUS as well.
+_TMPFS_MAGIC: Final = 0x01021994
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_STATFS_BYTES: Final = 256  # struct statfs is 120 bytes on 64-bit Linux; f_type is its first long
+
+
+class Region:
+    """One mapped region of ``size_bytes``."""
+
+    __slots__ = ("size_bytes", "_memory", "_view")
+
+    def __init__(self, memory: mmap.mmap, size_bytes: int) -> None:
+        self.size_bytes: Final = size_bytes
+        self._memory = memory
+        self._view = memoryview(memory)
+
+    def check(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        """Raise InvalidArgumentError (OUT_OF_REGION) unless every entry lies inside the region."""
+        for index, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+            if offset < 0 or offset + size > self.size_bytes:
+                raise InvalidArgumentError(
+                    f"entry {index} reaches byte {offset + size} of a region of {self.size_bytes}",
+                    reason="OUT_OF_REGION",
+                    hint="register a larger region or correct the offsets",
+                )
+
+    def view(self, offset: int, size_bytes: int) -> memoryview:
+        """The bytes of one entry, as :meth:`check` has allowed."""
+        return self._view[offset : offset + size_bytes]
+
+    def close(self) -> None:
+        """Unmap; every view of it must be gone."""
+        self._view.release()
+        self._memory.close()
+
+
+class RegionTable:
+    """The regions of one session, by the number that the client gave them."""
+
+    __slots__ = ("_regions",)
+
+    def __init__(self) -> None:
+        self._regions: dict[int, Region] = {}
+
+    def __getitem__(self, number: int) -> Region:
+        region = self._regions.get(number)
+        if region is None:
+            raise _unknown(number)
+        return region
+
+    def register(self, number: int, size_bytes: int, descriptors: Sequence[int]) -> None:
+        """Map the one descriptor as region ``number``, replacing an older one; the caller closes the descriptors.
+
+        Raises:
+            InvalidArgumentError: REGION_OUT_OF_RANGE, REGION_DESCRIPTORS, REGION_NOT_MEMFD, REGION_NOT_SEALED or
+                REGION_TOO_SHORT; the older region stays.
+            ResourceExhaustedError: REGION_NOT_MAPPED, the system refuses the mapping.
+        """
+        if not 0 <= number < REGIONS_MAX or not 1 <= size_bytes <= REGION_MAX_BYTES:
+            raise InvalidArgumentError(
+                f"region {number} of {size_bytes} bytes is outside 0..{REGIONS_MAX - 1} or 1..{REGION_MAX_BYTES} bytes",
+                reason="REGION_OUT_OF_RANGE",
+                hint="register fewer or smaller regions",
+            )
+        if len(descriptors) != 1:
+            raise InvalidArgumentError(
+                f"{len(descriptors)} descriptors came with REGISTER instead of one",
+                reason="REGION_DESCRIPTORS",
+                hint="send one memfd with the frame's first byte, over the unix socket",
+            )
+        memory = _map_sealed(descriptors[0], size_bytes)
+        old = self._regions.pop(number, None)
+        if old is not None:
+            old.close()
+        self._regions[number] = Region(memory, size_bytes)
+
+    def unregister(self, number: int) -> None:
+        """Unmap a region; raises InvalidArgumentError (UNKNOWN_REGION)."""
+        region = self._regions.pop(number, None)
+        if region is None:
+            raise _unknown(number)
+        region.close()
+
+    def close(self) -> None:
+        """Unmap every region."""
+        while self._regions:
+            self._regions.popitem()[1].close()
+
+
+def _map_sealed(descriptor: int, size_bytes: int) -> mmap.mmap:
+    statfs = ctypes.create_string_buffer(_STATFS_BYTES)
+    on_tmpfs = _LIBC.fstatfs(descriptor, statfs) == 0 and ctypes.c_long.from_buffer(statfs).value == _TMPFS_MAGIC
+    try:
+        seals = fcntl.fcntl(descriptor, _F_GET_SEALS) if on_tmpfs else None
+    except OSError:
+        seals = None
+    if seals is None:
+        raise InvalidArgumentError(
+            "the descriptor is not a memfd on tmpfs",
+            reason="REGION_NOT_MEMFD",
+            hint="create it with memfd_create(MFD_CLOEXEC | MFD_ALLOW_SEALING), without MFD_HUGETLB",
+        )
+    if not seals & _F_SEAL_SHRINK:
+        raise InvalidArgumentError(
+            "the memfd is not sealed against shrinking",
+            reason="REGION_NOT_SEALED",
+            hint="set its size and then fcntl(F_ADD_SEALS, F_SEAL_SHRINK)",
+        )
+    # The seal came first, so the length that is read now is one that can only grow.
+    length_bytes = os.fstat(descriptor).st_size
+    if length_bytes < size_bytes:
+        raise InvalidArgumentError(
+            f"the memfd is {length_bytes} bytes long, shorter than the {size_bytes} of the region",
+            reason="REGION_TOO_SHORT",
+            hint="ftruncate it to the size of the region before sealing it",
+        )
+    try:
+        return mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, ValueError) as error:
+        raise ResourceExhaustedError(
+            f"the region cannot be mapped: {error}",
+            reason="REGION_NOT_MAPPED",
+            hint="open the memfd for reading and writing, without F_SEAL_WRITE",
+        ) from None
+
+
+def _unknown(number: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"region {number} is not registered in this session",
+        reason="UNKNOWN_REGION",
+        hint="send REGISTER with a memfd over the unix socket first",
+    )

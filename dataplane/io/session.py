@@ -1,0 +1,196 @@
+"""One session of the wire protocol without its socket: HELLO, REFRESH, and what every request must pass (WIRE.md 3, 4).
+
+::
+
+    NEW --HELLO--> OPEN --any number of requests, each checked against the gate--> (closed by the shell)
+
+The shell (:mod:`dataplane.io.conversation`) moves bytes; a session decodes bodies, asks the gate and answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import msgspec
+
+from dataplane.io.batches import Blocks, GetBatch, PutBatch
+from dataplane.io.gate import Gate, Grant
+from dataplane.core.partition import Partition
+from saltern import wire
+from saltern.errors import (
+    InvalidArgumentError,
+    PermissionDeniedError,
+    ProtocolError,
+    ResourceExhaustedError,
+    SalternError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from saltern.names import NodeId, TenantId
+from saltern.wire import Opcode
+from tenants.roles import Permission
+
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+
+#: Reasons after which the rest of the stream means nothing or is not wanted: the session is closed (WIRE.md 6).
+CLOSING_REASONS: Final = frozenset(
+    {
+        "BAD_MAGIC", "UNSUPPORTED_VERSION", "UNKNOWN_OPCODE", "RESERVED_BITS", "BODY_TOO_LARGE", "PAYLOAD_TOO_LARGE",
+        "LENGTH_MISMATCH", "UNEXPECTED_REPLY", "HELLO_REQUIRED", "ALREADY_OPEN",
+        "TOO_MANY_SESSIONS", "NO_POLICY", "DRAINING",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """What a node tells of itself in HELLO. ``host_id`` is random for each process."""
+
+    node_id: NodeId
+    host_id: str
+
+
+@dataclass(slots=True)
+class NodeState:
+    """What all sessions of a node share."""
+
+    identity: NodeIdentity
+    blocks: Blocks
+    gate: Gate
+    is_draining: bool = False
+
+
+class Session:
+    """The state of one session.
+
+    Args:
+        claim_place: called with the tenant before the session opens; False refuses it (TOO_MANY_SESSIONS).
+    """
+
+    __slots__ = ("_claim_place", "_grant", "_node")
+
+    def __init__(self, node: NodeState, claim_place: Callable[[TenantId], bool]) -> None:
+        self._node = node
+        self._claim_place = claim_place
+        self._grant: Grant | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether HELLO has succeeded."""
+        return self._grant is not None
+
+    @property
+    def blocks(self) -> Blocks:
+        return self._node.blocks
+
+    def check_frame(self, header: wire.Header) -> None:
+        """Refuse a frame by its header alone.
+
+        Raises:
+            ProtocolError: UNEXPECTED_REPLY, RESERVED_BITS, HELLO_REQUIRED, ALREADY_OPEN, PAYLOAD_TOO_LARGE or LENGTH_MISMATCH.
+            UnavailableError: DRAINING.
+        """
+        if header.is_reply:
+            raise ProtocolError("a client sent a reply", reason="UNEXPECTED_REPLY", hint="send requests only")
+        if header.status:
+            raise ProtocolError("the status of a request is not 0", reason="RESERVED_BITS", hint="send 0")
+        if self._node.is_draining:
+            raise UnavailableError(
+                "the node is shutting down", reason="DRAINING", hint="use another node", retry_after_ms=1000
+            )
+        if self._grant is None:
+            if header.payload_bytes:
+                raise ProtocolError("a payload before HELLO", reason="PAYLOAD_TOO_LARGE", hint="send HELLO first")
+            if header.opcode != Opcode.HELLO:
+                raise ProtocolError("the first frame is not HELLO", reason="HELLO_REQUIRED", hint="send HELLO first")
+        elif header.opcode == Opcode.HELLO:
+            raise ProtocolError("the session is open already", reason="ALREADY_OPEN", hint="open another session")
+        if header.payload_bytes and header.opcode != Opcode.PUT:
+            raise ProtocolError("only a put carries a payload", reason="LENGTH_MISMATCH", hint="send no payload")
+
+    def answer(self, opcode: int, body: memoryview) -> msgspec.Struct:
+        """Handle a request that moves no entries and return the body of its reply.
+
+        Raises:
+            SalternError: the body of the error reply.
+        """
+        if opcode == Opcode.LOOKUP:
+            keys = wire.split_keys(wire.decode_body(wire.Lookup, body).keys)
+            prefix, found = self.blocks.core.lookup(self.require(Permission.ENTRIES_READ), keys)
+            return wire.LookupReply(prefix, found)
+        if opcode == Opcode.DELETE:
+            keys = wire.split_keys(wire.decode_body(wire.Delete, body).keys)
+            return wire.DeleteReply(self.blocks.core.delete(self.require(Permission.ENTRIES_WRITE), keys))
+        if opcode == Opcode.PING:
+            wire.decode_body(wire.Empty, body)
+            self.require(None)
+            return wire.Empty()
+        if opcode == Opcode.REFRESH:
+            return self._refresh(wire.decode_body(wire.Refresh, body))
+        assert opcode == Opcode.HELLO, "the shell handles the other opcodes itself"
+        return self._hello(wire.decode_body(wire.Hello, body))
+
+    def require(self, permission: Permission | None) -> Partition:
+        """I1, I10: pass the gate, at every request; raises what :meth:`Gate.check` does."""
+        assert self._grant is not None, "check_frame lets only HELLO through before"
+        return self._node.gate.check(self._grant, permission)
+
+    def begin_put(self, put: wire.Put) -> PutBatch:
+        """Begin a put whose lengths are checked; raises SalternError if none of it may begin."""
+        return PutBatch(self.blocks, self.require(Permission.ENTRIES_WRITE), wire.split_keys(put.keys))
+
+    def begin_get(self, get: wire.Get) -> GetBatch:
+        """Pin the hits of a get whose lengths are checked; the caller closes the batch.
+
+        Raises:
+            SalternError: the gate refuses it, or PAYLOAD_TOO_LARGE: an inline reply would be above the limit.
+        """
+        batch = GetBatch(self.blocks, self.require(Permission.ENTRIES_READ), wire.split_keys(get.keys), get.max_sizes)
+        if get.region is None and batch.payload_bytes > wire.PAYLOAD_MAX_BYTES:
+            batch.close()
+            raise ProtocolError(
+                f"the hits are {batch.payload_bytes} bytes, above the payload limit of {wire.PAYLOAD_MAX_BYTES}",
+                reason="PAYLOAD_TOO_LARGE",
+                hint="split the batch",
+                metadata={"limit_bytes": str(wire.PAYLOAD_MAX_BYTES)},
+            )
+        return batch
+
+    def _hello(self, hello: wire.Hello) -> wire.HelloReply:
+        node = self._node
+        grant = node.gate.admit(hello.token, hello.namespace, hello.epoch)
+        partition = grant.partition
+        if not self._claim_place(partition.tenant):
+            raise too_many_sessions("the tenant has too many sessions open on this node")
+        self._grant = grant
+        namespace = node.blocks.core.policy.tenants[partition.tenant].namespaces[partition.namespace]
+        return wire.HelloReply(
+            node=node.identity.node_id,
+            host=node.identity.host_id,
+            tenant=partition.tenant,
+            namespace=partition.namespace,
+            epoch=partition.epoch,
+            expires_ms=grant.claims.expires_at_s * 1000,
+            entry_max_bytes=min(namespace.block_bytes, wire.ENTRY_MAX_BYTES),
+        )
+
+    def _refresh(self, refresh: wire.Refresh) -> wire.RefreshReply:
+        assert self._grant is not None
+        self._grant = self._node.gate.renew(self._grant, refresh.token)
+        return wire.RefreshReply(expires_ms=self._grant.claims.expires_at_s * 1000)
+
+
+def closes_session(error: SalternError, session: Session) -> bool:
+    """Whether a session ends after ``error`` was answered: the stream is broken, or HELLO failed (WIRE.md 6)."""
+    return not session.is_open or error.reason in CLOSING_REASONS
+
+
+def too_many_sessions(message: str) -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        message,
+        reason="TOO_MANY_SESSIONS",
+        hint="close sessions that are not used, or retry later",
+        retry_after_ms=1000,
+    )

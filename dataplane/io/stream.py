@@ -1,0 +1,271 @@
+"""A non-blocking socket as scripts see it: receive, discard and send, yielding what they wait for.
+
+A *script* is a generator that yields a :class:`Want` whenever it cannot go on; :mod:`dataplane.io.connection` resumes it
+straight from the event loop's callback. So a request costs no task, no future and no timer, and closing the
+generator runs its ``finally`` clauses at once: tickets and pins of a dead session are given back (I8).
+
+asyncio's own transports are not used: their ``writelines`` joins the buffers of a reply, which copies every block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Generator, Sequence
+from enum import Enum
+from time import monotonic
+from typing import Final, TypeVar
+
+import xxhash
+
+from saltern.errors import ProtocolError
+
+#: Holds a header with the body of all but very large batches, and what comes with it of a small payload.
+BUFFER_BYTES: Final = 64 * 1024
+#: One receive call; small enough that what it brought is still in the CPU's cache when its sum is taken.
+RECEIVE_MAX_BYTES: Final = 1024 * 1024
+#: Linux takes up to 1024 buffers in one sendmsg.
+SEND_BUFFERS_MAX: Final = 512
+_SCRATCH_BYTES: Final = 256 * 1024
+#: Room for one descriptor more than allowed, so that too many are seen; the kernel closes what does not fit.
+_DESCRIPTORS_BYTES: Final = socket.CMSG_LEN(2 * 4)
+
+T = TypeVar("T")
+
+
+class Want(Enum):
+    """What a script waits for: bytes to read, room to write, or only that other sessions had their turn."""
+
+    READ = "read"
+    WRITE = "write"
+    TURN = "turn"
+
+
+Script = Generator[Want, None, T]
+
+
+class PeerGoneError(Exception):
+    """The client closed the connection or it broke; there is nobody to answer."""
+
+
+class ByteStream:
+    """One connected socket with a receive buffer.
+
+    Args:
+        takes_descriptors: receive file descriptors too (unix sockets); at most one may be on its way at a time.
+        turn_bytes: yield to other sessions after moving this many.
+
+    Attributes:
+        progress_s: when a byte last moved, on the clock of ``time.monotonic``.
+    """
+
+    __slots__ = (
+        "progress_s", "_buffer", "_consumed_bytes", "_descriptors", "_descriptors_span", "_end", "_scratch", "_socket",
+        "_start", "_takes_descriptors", "_turn_bytes", "_turn_left_bytes",
+    )  # fmt: skip
+    #: Shared by every stream of the process: what is drained is never read.
+    _drain = memoryview(bytearray(_SCRATCH_BYTES))
+
+    def __init__(self, sock: socket.socket, *, turn_bytes: int, takes_descriptors: bool = False) -> None:
+        self.progress_s = monotonic()
+        self._socket = sock
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._start = self._end = 0
+        self._turn_bytes = self._turn_left_bytes = turn_bytes
+        self._takes_descriptors = takes_descriptors
+        #: Received and not yet taken; the span of stream positions that they came with.
+        self._descriptors: list[int] = []
+        self._descriptors_span = (0, 0)
+        self._consumed_bytes = 0
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._end - self._start
+
+    def peek(self, length: int) -> memoryview:
+        """The next ``length`` buffered bytes, which must be there; valid until the next receive."""
+        return self._buffer[self._start : self._start + length]
+
+    def consume(self, length: int) -> None:
+        """Drop ``length`` buffered bytes."""
+        self._start += length
+        self._consumed_bytes += length
+        if self._start == self._end:
+            self._start = self._end = 0
+
+    def receive(self) -> bool:
+        """Read what is there into the buffer; False if nothing is. Raises PeerGoneError."""
+        if self._start and self._end == BUFFER_BYTES:
+            held = self._end - self._start
+            self._buffer[:held] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, held
+        if self._takes_descriptors:
+            count = self._receive_with_descriptors(self._buffer[self._end :])
+        else:
+            count = self._receive_into(self._buffer[self._end :])
+        self._end += count
+        return count > 0
+
+    def fill(self, length: int) -> Script[None]:
+        """Wait until ``length`` bytes, at most BUFFER_BYTES, are buffered."""
+        while self._end - self._start < length:
+            if self._start + length > BUFFER_BYTES:
+                held = self._end - self._start
+                self._buffer[:held] = self._buffer[self._start : self._end]
+                self._start, self._end = 0, held
+            if not self.receive():
+                yield Want.READ
+
+    def read_into(self, view: memoryview) -> Script[int]:
+        """Fill ``view`` and return the XXH3-64 of what it holds then, taken piece by piece while hot in the cache."""
+        total = len(view)
+        digest = xxhash.xxh3_64()
+        filled = min(self._end - self._start, total)
+        if filled:
+            view[:filled] = self._buffer[self._start : self._start + filled]
+            self.consume(filled)
+            digest.update(view[:filled])
+        while filled < total:
+            count = self._receive_into(view[filled : filled + RECEIVE_MAX_BYTES])
+            if not count:
+                yield Want.READ
+                continue
+            digest.update(view[filled : filled + count])
+            filled += count
+            self._consumed_bytes += count
+            if self.spend_turn(count):
+                yield Want.TURN
+        return digest.intdigest()
+
+    def discard(self, length: int) -> Script[None]:
+        """Read ``length`` bytes and throw them away, through bounded memory."""
+        buffered = min(self._end - self._start, length)
+        self.consume(buffered)
+        length -= buffered
+        while length:
+            count = self._receive_into(self._drain[: min(length, _SCRATCH_BYTES)])
+            if not count:
+                yield Want.READ
+                continue
+            length -= count
+            self._consumed_bytes += count
+            if self.spend_turn(count):
+                yield Want.TURN
+
+    def send_now(self, data: bytes) -> int:
+        """Send what fits into the socket's buffer of a short reply; return how many bytes did. Raises PeerGoneError."""
+        try:
+            return self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            raise PeerGoneError from None
+
+    def send(self, parts: Sequence[bytes | memoryview]) -> Script[None]:
+        """Send ``parts`` one after the other without joining them."""
+        index, count = 0, len(parts)
+        rest: list[bytes | memoryview] = list(parts)
+        while index < count:
+            try:
+                sent = self._socket.sendmsg(rest[index : index + SEND_BUFFERS_MAX])
+            except (BlockingIOError, InterruptedError):
+                yield Want.WRITE
+                continue
+            except OSError:
+                raise PeerGoneError from None
+            self.progress_s = monotonic()
+            exhausted = self.spend_turn(sent)
+            while index < count and sent >= len(rest[index]):
+                sent -= len(rest[index])
+                index += 1
+            if sent:
+                rest[index] = memoryview(rest[index])[sent:]
+            if exhausted and index < count:
+                yield Want.TURN
+
+    def spend_turn(self, moved_bytes: int) -> bool:
+        """Account for work done; True when it is time to yield to other sessions."""
+        self._turn_left_bytes -= moved_bytes
+        if self._turn_left_bytes > 0:
+            return False
+        self._turn_left_bytes = self._turn_bytes
+        return True
+
+    def take_descriptors(self) -> list[int]:
+        """Take the descriptors that came with the frame at the head of the buffer; the caller closes them."""
+        first, last = self._descriptors_span
+        if not self._descriptors or not first <= self._consumed_bytes < last:
+            return []
+        taken, self._descriptors = self._descriptors, []
+        return taken
+
+    def close_stale_descriptors(self) -> None:
+        """Close descriptors whose frame is done and did not take them."""
+        if self._descriptors and self._descriptors_span[1] <= self._consumed_bytes:
+            self._close_descriptors()
+
+    def close(self) -> None:
+        self._close_descriptors()
+        self._socket.close()
+
+    def linger(self, limit_bytes: int) -> Script[None]:
+        """Say that nothing more will come and read until the client has gone, at most ``limit_bytes``.
+
+        Closing with bytes unread would reset the connection and take the last reply away from the client.
+        """
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        self._start = self._end = 0
+        yield from self.discard(limit_bytes)
+
+    def _close_descriptors(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []
+
+    def _receive_into(self, view: memoryview) -> int:
+        try:
+            count = self._socket.recv_into(view)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            raise PeerGoneError from None
+        if not count:
+            raise PeerGoneError
+        self.progress_s = monotonic()
+        return count
+
+    def _receive_with_descriptors(self, view: memoryview) -> int:
+        """Receive bytes and descriptors.
+
+        Raises:
+            ProtocolError: REGION_DESCRIPTORS, more descriptors than one frame may carry; all of them are closed.
+        """
+        try:
+            count, ancillary, flags, _ = self._socket.recvmsg_into([view], _DESCRIPTORS_BYTES, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            raise PeerGoneError from None
+        arrived: list[int] = []
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                usable = len(data) - len(data) % 4
+                arrived += [int.from_bytes(data[at : at + 4], "little") for at in range(0, usable, 4)]
+        if arrived:
+            crowded = bool(self._descriptors)
+            self._descriptors += arrived
+            received_bytes = self._consumed_bytes + self._end - self._start
+            self._descriptors_span = (received_bytes, received_bytes + count)
+            if crowded or len(arrived) > 1 or flags & socket.MSG_CTRUNC:
+                self._close_descriptors()
+                raise ProtocolError(
+                    "more than one file descriptor came with a frame",
+                    reason="REGION_DESCRIPTORS",
+                    hint="send one descriptor with the first byte of a REGISTER frame and none otherwise",
+                )
+        if not count:
+            raise PeerGoneError
+        self.progress_s = monotonic()
+        return count

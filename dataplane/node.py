@@ -1,0 +1,167 @@
+"""One cache node, put together: arena, core, gate, doors, and whoever tells it the policy.
+
+::
+
+    PolicySource --apply--> Gate --> CacheCore <-- sessions <-- doors (tcp, unix, gRPC)
+                 <--usage--
+
+Everything runs on one event loop; the core needs no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final, Protocol
+
+import structlog
+
+from dataplane.core.cache import CacheCore
+from dataplane.core.usage import NodeUsage, PolicyApplied
+from dataplane.io.arena import Arena
+from dataplane.io.batches import Blocks
+from dataplane.io.clock import Clock
+from dataplane.io.connection import Door, SessionTable
+from dataplane.io.gate import Gate
+from dataplane.io.grpc_door import start_grpc_door
+from dataplane.io.session import NodeIdentity, NodeState
+from dataplane.io.shm import listen_unix, remove_socket_file
+from dataplane.io.tcp import bound_endpoint, listen_tcp
+from dataplane.settings import NodeSettings
+from tenants.policy import NodePolicy
+from tenants.tokens import KeySet
+
+_log = structlog.get_logger(__name__)
+_DRAIN_LOOK_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEndpoints:
+    """Where a running node can be reached."""
+
+    node_id: str
+    wire_endpoint: str
+    grpc_endpoint: str
+    shm_path: str
+    host_id: str
+
+
+class PolicySource(Protocol):
+    """Tells a node what to serve, for as long as it runs: the control plane's stream, or a fixed policy."""
+
+    async def run(self, node: Node) -> None:
+        """Call :meth:`Node.apply` with every policy; return or be cancelled when the node stops."""
+
+
+class Node:
+    """A cache node. Use :meth:`serving`; inside it the doors are open.
+
+    Args:
+        settings: checked settings.
+        clock: both clocks; tests pass their own.
+    """
+
+    def __init__(self, settings: NodeSettings, *, clock: Clock | None = None) -> None:
+        self.settings: Final = settings
+        clock = clock or Clock()
+        self._arena = Arena(settings.dram_bytes, prefault=settings.prefault)
+        self._core = CacheCore(settings.dram_bytes)
+        self._state = NodeState(
+            identity=NodeIdentity(settings.node_id, secrets.token_hex(16)),
+            blocks=Blocks(self._core, self._arena, clock),
+            gate=Gate(self._core, clock),
+        )
+        self._sessions = SessionTable(self._state, settings.limits)
+
+    @property
+    def applied_version(self) -> int:
+        """Version of the policy in force; 0 before the first."""
+        return self._core.policy.version
+
+    @property
+    def session_count(self) -> int:
+        return len(self._sessions)
+
+    def apply(self, policy: NodePolicy, key_set: KeySet) -> PolicyApplied:
+        """Serve ``policy`` from now on, in open sessions too.
+
+        Raises:
+            FailedPreconditionError: the policy is stale or reserves more than this node has; the old one stays.
+        """
+        applied = self._state.gate.apply(policy, key_set)
+        _log.info(
+            "policy applied",
+            version=applied.version,
+            tenants=len(policy.tenants),
+            purged_entries=applied.purged_entries,
+            evicted_entries=applied.evicted_entries,
+        )
+        return applied
+
+    def usage(self) -> NodeUsage:
+        """Books and counters, absolute."""
+        return self._core.usage()
+
+    def check_invariants(self) -> None:
+        """Recompute the books from what is there and assert that they agree (I8)."""
+        self._core.check_invariants()
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[NodeEndpoints]:
+        """Open the doors; on the way out drain: refuse new requests, let running ones end, close.
+
+        Raises:
+            SalternError: a door cannot be opened; nothing is left open then.
+        """
+        settings = self.settings
+        async with AsyncExitStack() as stack:
+            stack.callback(self._arena.close)
+            wire_listener = listen_tcp(settings.listen, option="--listen")
+            doors = [Door(wire_listener, self._sessions, takes_descriptors=False)]
+            stack.callback(doors[0].close)
+            wire_endpoint = bound_endpoint(wire_listener)
+            if settings.shm_path is not None:
+                shm_listener = listen_unix(settings.shm_path, mode=settings.shm_mode)
+                stack.callback(remove_socket_file, settings.shm_path)
+                doors.append(Door(shm_listener, self._sessions, takes_descriptors=True))
+                stack.callback(doors[1].close)
+            grpc_server, grpc_endpoint = await start_grpc_door(self._state, settings.grpc_listen)
+            stack.push_async_callback(grpc_server.stop, None)
+            stack.callback(self._sessions.close)
+            self._sessions.start()
+            for door in doors:
+                door.open()
+            identity = self._state.identity
+            endpoints = NodeEndpoints(
+                node_id=identity.node_id,
+                wire_endpoint=str(wire_endpoint),
+                grpc_endpoint=str(grpc_endpoint),
+                shm_path=str(settings.shm_path or ""),
+                host_id=identity.host_id,
+            )
+            try:
+                yield endpoints
+            finally:
+                self._state.is_draining = True
+                for door in doors:
+                    door.close()
+                await asyncio.gather(grpc_server.stop(settings.drain_s), self._drain())
+
+    async def _drain(self) -> None:
+        deadline_s = monotonic() + self.settings.drain_s
+        while self._sessions.busy_count and monotonic() < deadline_s:
+            await asyncio.sleep(_DRAIN_LOOK_S)
+
+
+def raise_descriptor_limit() -> None:
+    """Let the process open as many descriptors as the system permits: each session and region takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

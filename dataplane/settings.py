@@ -1,0 +1,136 @@
+"""What an operator sets on a node, checked before anything starts."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from saltern.errors import InvalidArgumentError
+from saltern.names import NodeId
+
+MIB: Final = 1024 * 1024
+_SIZE: Final = re.compile(r"(\d{1,18})\s*(B|KiB|MiB|GiB|TiB)?", re.ASCII | re.IGNORECASE)
+_UNITS: Final = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+DRAM_MIN_BYTES: Final = MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A host and a TCP port; port 0 asks the system for a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this host can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Bounds on what one session, and all of them together, may cost (WIRE.md, sections 5 and 8).
+
+    Attributes:
+        hello_s: from connect to a successful HELLO.
+        stall_s: a frame or a reply that has begun, without a byte of progress.
+        frame_s: a frame or a reply in all, plus one second for each ``payload_bytes_per_s`` of its payload.
+        idle_s: between frames.
+        linger_s: how long the node waits for a client to read an error reply before it closes.
+        sweep_s: how often sessions are compared with their deadlines; a deadline may be missed by this much.
+        turn_bytes: what one session may move before the others get their turn.
+        sessions_max, unopened_max, tenant_sessions_max: open sessions in all, before HELLO, and of one tenant.
+    """
+
+    hello_s: float = 5.0
+    stall_s: float = 10.0
+    frame_s: float = 10.0
+    payload_bytes_per_s: int = 4 * MIB
+    idle_s: float = 600.0
+    sweep_s: float = 0.5
+    turn_bytes: int = 4 * MIB
+    linger_s: float = 2.0
+    sessions_max: int = 1024
+    unopened_max: int = 128
+    tenant_sessions_max: int = 256
+
+    def transfer_s(self, payload_bytes: int) -> float:
+        """The longest that a frame or a reply with this payload may take."""
+        return self.frame_s + payload_bytes / self.payload_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Everything that a node process is started with.
+
+    Attributes:
+        shm_path: path of the unix socket of the shared-memory door; None for no such door.
+        shm_mode: permission bits of that socket: who on the host may try a token.
+        dram_bytes: length of the arena.
+        prefault: take the arena's memory at start instead of at first use.
+        allow_plaintext: permit listening on other than loopback addresses without TLS.
+        drain_s: how long transfers that have begun may take after SIGTERM.
+    """
+
+    node_id: NodeId
+    listen: Endpoint
+    grpc_listen: Endpoint
+    dram_bytes: int
+    shm_path: Path | None = None
+    shm_mode: int = 0o600
+    prefault: bool = True
+    allow_plaintext: bool = False
+    drain_s: float = 5.0
+    limits: SessionLimits = field(default_factory=SessionLimits)
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError: an address needs TLS, or the arena is too small."""
+        for option, endpoint in (("--listen", self.listen), ("--grpc-listen", self.grpc_listen)):
+            if not endpoint.is_loopback and not self.allow_plaintext:
+                raise InvalidArgumentError(
+                    f"{option} {endpoint} is not a loopback address and would carry tokens in the clear",
+                    reason="PLAINTEXT_REFUSED",
+                    hint="listen on 127.0.0.1, or pass --allow-plaintext on a network that is trusted as a whole",
+                )
+        if self.dram_bytes < DRAM_MIN_BYTES:
+            raise InvalidArgumentError(
+                f"--dram-bytes {self.dram_bytes} is below the minimum of {DRAM_MIN_BYTES}",
+                reason="DRAM_TOO_SMALL",
+                hint="give the node some memory, such as --dram-bytes 1GiB",
+            )
+
+
+def parse_size_bytes(text: str) -> int:
+    """Parse ``512MiB``, ``1GiB`` or plain bytes; raises InvalidArgumentError for anything else."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidArgumentError(
+            f"{text[:64]!r} is not a size",
+            reason="INVALID_SIZE",
+            hint="write bytes, or a number with KiB, MiB, GiB or TiB",
+        )
+    return int(match[1]) * _UNITS[(match[2] or "").lower()]
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Parse ``host:port`` or ``[v6]:port``; raises InvalidArgumentError for anything else."""
+    host, separator, port = text.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise InvalidArgumentError(
+            f"{text[:128]!r} is not an address",
+            reason="INVALID_ADDRESS",
+            hint="write HOST:PORT, such as 127.0.0.1:7701",
+        )
+    return Endpoint(host, int(port))
