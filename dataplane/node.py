@@ -17,7 +17,6 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from time import monotonic
 from typing import Final, Protocol
 
 import structlog
@@ -38,7 +37,6 @@ from tenants.policy import NodePolicy
 from tenants.tokens import KeySet
 
 _log = structlog.get_logger(__name__)
-_DRAIN_LOOK_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +149,7 @@ class Node:
                 self._state.is_draining = True
                 for door in doors:
                     door.close()
-                await asyncio.gather(grpc_server.stop(settings.drain_s), self._drain())
-
-    async def _drain(self) -> None:
-        deadline_s = monotonic() + self.settings.drain_s
-        while self._sessions.busy_count and monotonic() < deadline_s:
-            await asyncio.sleep(_DRAIN_LOOK_S)
+                await asyncio.gather(grpc_server.stop(settings.drain_s), self._sessions.drain(settings.drain_s))
 
 
 def raise_descriptor_limit() -> None:

@@ -42,7 +42,7 @@ class PutBatch:
         refused: (index, why) of the entries that are neither stored nor were there, at most ``errors_max``.
     """
 
-    __slots__ = ("codes", "refused", "_blocks", "_errors_max", "_keys", "_partition", "_ticket")
+    __slots__ = ("_blocks", "_errors_max", "_keys", "_partition", "_ticket", "codes", "refused")
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class PutBatch:
         return blocks.arena.view(started.offset, size_bytes)
 
     def finish(self, index: int, digest: int, claimed: int) -> None:
-        """Publish entry ``index``, whose bytes in the arena have the sum ``digest``, if that is the one claimed (I7)."""
+        """Publish entry ``index``, whose bytes in the arena sum up to ``digest``, if that was claimed (I7)."""
         ticket, self._ticket = self._ticket, None
         assert ticket is not None
         core = self._blocks.core
@@ -112,7 +112,7 @@ class GetBatch:
         payload_bytes: their sum.
     """
 
-    __slots__ = ("hits", "payload_bytes", "_blocks", "_codes", "_pins", "_sizes", "_sums")
+    __slots__ = ("_blocks", "_codes", "_pins", "_sizes", "_sums", "hits", "payload_bytes")
 
     def __init__(
         self, blocks: Blocks, partition: Partition, keys: Sequence[BlockKey], max_sizes: Sequence[int] | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -32,8 +33,6 @@ class Connection:
     """
 
     __slots__ = (
-        "conversation",
-        "tenant",
         "_fileno",
         "_loop",
         "_on_close",
@@ -42,6 +41,8 @@ class Connection:
         "_stream",
         "_want",
         "_writes",
+        "conversation",
+        "tenant",
     )
 
     def __init__(
@@ -136,14 +137,20 @@ class SessionTable:
         self._connections: set[Connection] = set()
         self._by_tenant: Counter[TenantId] = Counter()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._on_empty: asyncio.Event | None = None
 
     def __len__(self) -> int:
         return len(self._connections)
 
-    @property
-    def busy_count(self) -> int:
-        """Sessions with a request on its way."""
-        return sum(connection.conversation.is_busy for connection in self._connections)
+    async def drain(self, limit_s: float) -> None:
+        """Close idle sessions and wait until the others have answered what they are at, at most ``limit_s``."""
+        for connection in list(self._connections):
+            if not connection.conversation.is_busy:
+                connection.close()
+        if self._connections:
+            self._on_empty = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._on_empty.wait(), limit_s)
 
     def start(self) -> None:
         """Begin to compare sessions with their deadlines; call it on the running loop."""
@@ -184,6 +191,9 @@ class SessionTable:
             self._by_tenant[connection.tenant] -= 1
             if not self._by_tenant[connection.tenant]:
                 del self._by_tenant[connection.tenant]
+
+        if self._on_empty is not None and not self._connections:
+            self._on_empty.set()
 
     def _sweep(self) -> None:
         now_s = monotonic()

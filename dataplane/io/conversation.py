@@ -1,14 +1,13 @@
 """The script of one session: frames in, replies out, with the deadlines of WIRE.md section 8.
 
-It joins a :class:`~dataplane.io.session.Session` (what may happen) and a :class:`~dataplane.io.stream.ByteStream` (how bytes
-move), for the TCP and the unix door alike. The bytes of an entry go from the socket or the client's region straight
-into the arena, and from the arena straight out.
+It joins a :class:`~dataplane.io.session.Session` (what may happen) and a :class:`~dataplane.io.stream.ByteStream`
+(how bytes move), for the TCP and the unix door alike. The bytes of an entry go from the socket or the client's region
+straight into the arena, and from the arena straight out.
 """
 
 from __future__ import annotations
 
 import os
-from math import inf
 from time import monotonic
 from typing import Final
 
@@ -39,7 +38,7 @@ class Conversation:
         is_busy: whether a request is being handled.
     """
 
-    __slots__ = ("deadline_s", "is_busy", "is_in_frame", "_limits", "_regions", "_session", "_stream")
+    __slots__ = ("_limits", "_regions", "_session", "_stream", "deadline_s", "is_busy", "is_in_frame")
 
     def __init__(self, stream: ByteStream, session: Session, limits: SessionLimits) -> None:
         self._stream = stream
@@ -121,7 +120,8 @@ class Conversation:
         self.is_busy = self.is_in_frame = False
         if stream.spend_turn(_REQUEST_COST_BYTES):
             yield Want.TURN
-        return True
+        # A draining node answers what is here already with DRAINING, and waits for nothing more.
+        return stream.buffered_bytes > 0 or not session.is_draining
 
     def _await_header(self) -> Script[None]:
         stream = self._stream

@@ -28,7 +28,7 @@ _STATFS_BYTES: Final = 256  # struct statfs is 120 bytes on 64-bit Linux; f_type
 class Region:
     """One mapped region of ``size_bytes``."""
 
-    __slots__ = ("size_bytes", "_memory", "_view")
+    __slots__ = ("_memory", "_view", "size_bytes")
 
     def __init__(self, memory: mmap.mmap, size_bytes: int) -> None:
         self.size_bytes: Final = size_bytes

@@ -15,17 +15,14 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from dataplane.core.partition import Partition
 from dataplane.io.batches import Blocks, GetBatch, PutBatch
 from dataplane.io.gate import Gate, Grant
-from dataplane.core.partition import Partition
 from saltern import wire
 from saltern.errors import (
-    InvalidArgumentError,
-    PermissionDeniedError,
     ProtocolError,
     ResourceExhaustedError,
     SalternError,
-    UnauthenticatedError,
     UnavailableError,
 )
 from saltern.names import NodeId, TenantId
@@ -82,6 +79,11 @@ class Session:
         return self._grant is not None
 
     @property
+    def is_draining(self) -> bool:
+        """Whether the node is shutting down."""
+        return self._node.is_draining
+
+    @property
     def blocks(self) -> Blocks:
         return self._node.blocks
 
@@ -89,7 +91,8 @@ class Session:
         """Refuse a frame by its header alone.
 
         Raises:
-            ProtocolError: UNEXPECTED_REPLY, RESERVED_BITS, HELLO_REQUIRED, ALREADY_OPEN, PAYLOAD_TOO_LARGE or LENGTH_MISMATCH.
+            ProtocolError: UNEXPECTED_REPLY, RESERVED_BITS, HELLO_REQUIRED, ALREADY_OPEN, PAYLOAD_TOO_LARGE or
+                LENGTH_MISMATCH.
             UnavailableError: DRAINING.
         """
         if header.is_reply:

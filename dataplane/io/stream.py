@@ -1,7 +1,7 @@
 """A non-blocking socket as scripts see it: receive, discard and send, yielding what they wait for.
 
-A *script* is a generator that yields a :class:`Want` whenever it cannot go on; :mod:`dataplane.io.connection` resumes it
-straight from the event loop's callback. So a request costs no task, no future and no timer, and closing the
+A *script* is a generator that yields a :class:`Want` whenever it cannot go on; :mod:`dataplane.io.connection` resumes
+it straight from the event loop's callback. So a request costs no task, no future and no timer, and closing the
 generator runs its ``finally`` clauses at once: tickets and pins of a dead session are given back (I8).
 
 asyncio's own transports are not used: their ``writelines`` joins the buffers of a reply, which copies every block.
@@ -61,8 +61,17 @@ class ByteStream:
     """
 
     __slots__ = (
-        "progress_s", "_buffer", "_consumed_bytes", "_descriptors", "_descriptors_span", "_end", "_scratch", "_socket",
-        "_start", "_takes_descriptors", "_turn_bytes", "_turn_left_bytes",
+        "_buffer",
+        "_consumed_bytes",
+        "_descriptors",
+        "_descriptors_span",
+        "_end",
+        "_socket",
+        "_start",
+        "_takes_descriptors",
+        "_turn_bytes",
+        "_turn_left_bytes",
+        "progress_s",
     )  # fmt: skip
     #: Shared by every stream of the process: what is drained is never read.
     _drain = memoryview(bytearray(_SCRATCH_BYTES))
