@@ -13,13 +13,22 @@ import click
 from saltern.cli.audit import audit
 from saltern.cli.credential import key, token
 from saltern.cli.deferred import DeferredCommand, ServerCommand
-from saltern.cli.failure import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, error_json, error_lines, one_line
+from saltern.cli.failure import (
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    error_json,
+    error_lines,
+    exit_code,
+    one_line,
+)
 from saltern.cli.namespace import namespace
 from saltern.cli.quota import quota, salt
 from saltern.cli.settings import OUTPUT_JSON, Group, settings_of
 from saltern.cli.tenant import tenant
 from saltern.cli.usage import node, usage
-from saltern.errors import SalternError
+from saltern.errors import InvalidArgumentError, SalternError
 
 _EPILOG = (
     "Commands find a local `saltern up` by themselves. Elsewhere: --control HOST:PORT --api-key-file FILE. "
@@ -73,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else EXIT_OK
     except Exception as error:
+        if "--debug" in arguments or os.environ.get("SALTERN_DEBUG"):
+            traceback.print_exception(error)
         return _report(error, arguments)
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
@@ -80,10 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(error: Exception, arguments: Sequence[str]) -> int:
-    from saltern.cli.failure import exit_code
-
-    if "--debug" in arguments or os.environ.get("SALTERN_DEBUG"):
-        traceback.print_exception(error)
     match error:
         case SalternError():
             click.echo(error_json(error) if _wants_json(arguments) else error_lines(error), err=True)
@@ -91,16 +98,11 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
         case click.exceptions.NoArgsIsHelpError():
             error.show()
             return EXIT_USAGE
-        case click.UsageError():
-            where = error.ctx.command_path if error.ctx is not None else "saltern"
-            click.echo(f"error: {one_line(error.format_message())}\nhint: see `{where} --help`", err=True)
-            return EXIT_USAGE
         case click.Abort():
             click.echo("interrupted", err=True)
             return EXIT_INTERRUPTED
         case click.ClickException():
-            click.echo(f"error: {one_line(error.format_message())}", err=True)
-            return EXIT_USAGE
+            return _report(_usage_error(error), arguments)
         case OSError() if error.errno == errno.EPIPE:
             # The reader of our output went away (`saltern audit list | head`): nothing is left to say, to nobody.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -110,6 +112,14 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
             click.echo(f"error: {kind}: {one_line(str(error))[:500]}", err=True)
             click.echo("hint: this is a fault of ours; run it again with --debug and report what it shows", err=True)
             return EXIT_INTERNAL
+
+
+def _usage_error(error: click.ClickException) -> InvalidArgumentError:
+    """Wrong use as an error of the tree; the hint is the parser's own or names the help to read."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = context.command_path if context is not None else "saltern"
+    hint = getattr(error, "hint", "") or f"see `{command} --help`"
+    return InvalidArgumentError(error.format_message(), reason="USAGE", hint=hint)
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:

@@ -18,14 +18,22 @@ _DURATION_MAX_S: Final = 10 * 366 * 86400
 _TEXT_MAX_CHARS: Final = 4096
 
 
+class ParameterError(click.BadParameter):
+    """A bad value whose parser also says what to write instead."""
+
+    def __init__(self, message: str, hint: str, param: click.Parameter | None, ctx: click.Context | None) -> None:
+        super().__init__(message, ctx, param)
+        self.hint = hint
+
+
 class _Parsed(click.ParamType[Any]):
-    """A parameter whose parser raises SalternError; click then shows the usage and the option it belongs to."""
+    """A parameter whose parser raises SalternError; click then adds the option that it belongs to."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return self.parse(value)
         except SalternError as error:
-            self.fail(str(error), param, ctx)
+            raise ParameterError(error.message, error.hint, param, ctx) from None
 
     def parse(self, value: Any) -> Any:
         raise NotImplementedError

@@ -1,0 +1,107 @@
+"""A session on a node's wire protocol, by hand and without help: no renewal, no retry, no placement.
+
+For probes (``saltern doctor``) and for playing the attacker (``saltern demo``): whoever would misuse a node does not use
+our SDK. Applications want :class:`saltern.client.Client`.
+"""
+
+from __future__ import annotations
+
+import socket
+from types import TracebackType
+from typing import Self, TypeVar
+
+import msgspec
+
+from saltern.errors import InvalidArgumentError, ProtocolError, StatusCode, UnavailableError
+from saltern.wire import (
+    HEADER_BYTES,
+    ErrorBody,
+    Opcode,
+    decode_body,
+    decode_header,
+    encode_body,
+    encode_request,
+    error_from_body,
+)
+
+ReplyT = TypeVar("ReplyT", bound=msgspec.Struct)
+
+
+class BareSession:
+    """One connection to ``host:port``, or to the unix socket at a path. Use it as a context manager.
+
+    Args:
+        address: the wire endpoint, or an absolute path.
+        timeout_ms: for connecting and for every send and receive.
+
+    Raises:
+        UnavailableError: nobody answers there. InvalidArgumentError: the address is malformed.
+    """
+
+    def __init__(self, address: str, *, timeout_ms: int) -> None:
+        self._socket = _connect(address, timeout_ms / 1000)
+        self._last_request_id = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def call(self, opcode: Opcode, body: msgspec.Struct, reply: type[ReplyT]) -> tuple[ReplyT, bytes]:
+        """Send one request and wait for its reply: the decoded body and the payload.
+
+        Raises:
+            SalternError: what the node answered, UnavailableError if the connection ended, ProtocolError for an
+                answer that is none.
+        """
+        self._last_request_id += 1
+        try:
+            self._socket.sendall(encode_request(opcode, self._last_request_id, encode_body(body)))
+            header = decode_header(self._receive(HEADER_BYTES))
+            answer, payload = self._receive(header.body_bytes), self._receive(header.payload_bytes)
+        except OSError as error:
+            raise UnavailableError(
+                f"the connection failed: {error.strerror or error}", reason="CONNECTION_LOST", hint="try again"
+            ) from None
+        if not header.is_reply:
+            raise ProtocolError("the peer answers with a request", reason="UNEXPECTED_REPLY")
+        if header.status != StatusCode.OK:
+            raise error_from_body(decode_body(ErrorBody, answer), header.status)
+        return decode_body(reply, answer), payload
+
+    def _receive(self, size_bytes: int) -> bytes:
+        received = bytearray()
+        while len(received) < size_bytes:
+            chunk = self._socket.recv(size_bytes - len(received))
+            if not chunk:
+                raise ConnectionResetError("closed by the node")
+            received += chunk
+        return bytes(received)
+
+
+def _connect(address: str, timeout_s: float) -> socket.socket:
+    try:
+        if not address.startswith("/"):
+            host, _, port = address.rpartition(":")
+            return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(address)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    except (ValueError, OverflowError):
+        raise InvalidArgumentError(
+            f"{address[:128]!r} is no address", reason="INVALID_ENDPOINT", hint="write HOST:PORT or an absolute path"
+        ) from None
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot connect to {address}: {error.strerror or error}",
+            reason="ENDPOINT_UNREACHABLE",
+            hint="check that the node runs, and that this machine may reach it",
+        ) from None
