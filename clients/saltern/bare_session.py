@@ -1,7 +1,7 @@
 """A session on a node's wire protocol, by hand and without help: no renewal, no retry, no placement.
 
-For probes (``saltern doctor``) and for playing the attacker (``saltern demo``): whoever would misuse a node does not use
-our SDK. Applications want :class:`saltern.client.Client`.
+For probes (``saltern doctor``) and for playing the attacker (``saltern demo``): whoever would misuse a node does not
+use our SDK. Applications want :class:`saltern.client.Client`.
 """
 
 from __future__ import annotations
