@@ -3,6 +3,7 @@
 Servicer methods are written as plain coroutines that return a response or raise an error of :mod:`saltern.errors`;
 :func:`unary` and :func:`stream` turn them into what grpc.aio calls. What is not one of ours never reaches the caller:
 it is logged whole and answered with a correlation id, because a traceback can hold anything (SQL, values, secrets).
+What the database driver raises is translated where transactions end, in :mod:`controlplane.db.session`.
 """
 
 from __future__ import annotations
@@ -10,28 +11,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import wraps
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc
-import psycopg
-import sqlalchemy.exc
 import structlog
-from sqlalchemy.exc import DBAPIError
 
-from saltern.errors import AbortedError, InternalError, SalternError, UnavailableError
+from saltern.errors import InternalError, SalternError
 from saltern.rpc_errors import abort
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _ServicerT = TypeVar("_ServicerT")
 _RequestT = TypeVar("_RequestT")
 _ResponseT = TypeVar("_ResponseT")
-
-DATABASE_RETRY_AFTER_MS: Final = 1000
-#: SQLSTATE classes that say "the database is not there or has no room now", not "the statement is wrong":
-#: 08 connection exception, 53 insufficient resources, 57 operator intervention (shutdown, statement timeout).
-_UNAVAILABLE_CLASSES: Final = frozenset({"08", "53", "57"})
-#: 40001 serialization failure, 40P01 deadlock, 55P03 lock not available: a concurrent change won.
-_CONFLICT_STATES: Final = frozenset({"40001", "40P01", "55P03"})
 
 _log = structlog.get_logger(__name__)
 
@@ -79,21 +70,6 @@ def to_saltern_error(error: Exception, *, method: str) -> SalternError:
     """The error that a caller may see for ``error``; anything unexpected is logged under the id that it carries."""
     if isinstance(error, SalternError):
         return error
-    if is_database_unavailable(error):
-        _log.warning("database unavailable", method=method, error_type=type(error).__name__, sqlstate=_sqlstate(error))
-        return UnavailableError(
-            "the control plane cannot reach its database",
-            reason="DATABASE_UNAVAILABLE",
-            hint="retry; if it lasts, check the database that SALTERN_DATABASE_URL names",
-            retry_after_ms=DATABASE_RETRY_AFTER_MS,
-        )
-    if _sqlstate(error) in _CONFLICT_STATES:
-        return AbortedError(
-            "a concurrent change won",
-            reason="CONCURRENT_CHANGE",
-            hint="read the resource again and retry",
-            retry_after_ms=0,
-        )
     correlation_id = secrets.token_hex(8)
     _log.error("unexpected error", method=method, correlation_id=correlation_id, exc_info=error)
     return InternalError(
@@ -102,22 +78,3 @@ def to_saltern_error(error: Exception, *, method: str) -> SalternError:
         hint=f"look for correlation id {correlation_id} in the log of the control plane",
         metadata={"correlation_id": correlation_id},
     )
-
-
-def is_database_unavailable(error: Exception) -> bool:
-    """Whether ``error`` means that the database cannot be reached or has no room now; a retry may succeed."""
-    if isinstance(error, sqlalchemy.exc.TimeoutError | psycopg.errors.ConnectionTimeout):
-        return True  # no connection of the pool came free in time
-    if isinstance(error, DBAPIError) and error.connection_invalidated:
-        return True
-    sqlstate = _sqlstate(error)
-    if sqlstate:
-        return sqlstate[:2] in _UNAVAILABLE_CLASSES
-    # Without an SQLSTATE no server has answered: the connection could not be made, or broke.
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    return isinstance(cause, psycopg.OperationalError)
-
-
-def _sqlstate(error: Exception) -> str:
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    return (cause.sqlstate or "") if isinstance(cause, psycopg.Error) else ""

@@ -1,0 +1,162 @@
+"""Exchange of an API key for a short-lived token, and for the salt keys of one namespace.
+
+Every function runs in the caller's transaction and takes the time as an argument.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.auth.signing_keys import KeyRing
+from controlplane.caller import not_available
+from controlplane.clock import ceiling_s
+from controlplane.db import models
+from controlplane.secrets import KeyEncryptionKey, api_key_matches, parse_api_key, root_secret_context
+from saltern.errors import FailedPreconditionError, UnauthenticatedError
+from saltern.keys import RootSecret, SaltKey, derive_salt_key
+from saltern.names import ApiKeyId, NamespaceId, TenantId, api_key_name, tenant_name
+from tenants.policy import TenantState
+from tenants.roles import Permission, require
+from tenants.tokens import Audience, Claims, sign_token
+
+TOKEN_LIFETIME_S: Final = 600
+LAST_USED_RESOLUTION: Final = timedelta(minutes=1)
+#: Compared with where no key of that lookup exists, so that the answer takes as long as for a wrong secret.
+_NO_SHA256: Final = bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """An API key that has been verified, with its tenant (None for a key of the platform)."""
+
+    key: models.ApiKey
+    tenant: models.Tenant | None
+
+    @property
+    def name(self) -> str:
+        return api_key_name(self.tenant_id, ApiKeyId(self.key.id))
+
+    @property
+    def tenant_id(self) -> TenantId | None:
+        return TenantId(self.tenant.id) if self.tenant is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceGrant:
+    """What a client needs to use one namespace besides its token."""
+
+    namespace: models.Namespace
+    salt_keys: list[tuple[int, SaltKey]] = field(repr=False)  # (epoch, key), current epoch last
+
+
+async def verify_api_key(session: AsyncSession, secret: str, now: datetime) -> Credential:
+    """Find the credential of an API key (I1).
+
+    Raises:
+        UnauthenticatedError: API_KEY_MALFORMED, or API_KEY_INVALID where it is unknown, deleted, expired or wrong: one
+            answer for all, so that nobody learns which keys exist.
+        FailedPreconditionError: TENANT_SUSPENDED.
+    """
+    lookup = parse_api_key(secret)
+    statement = (
+        select(models.ApiKey, models.Tenant)
+        .outerjoin(models.Tenant, models.ApiKey.tenant_id == models.Tenant.id)
+        .where(models.ApiKey.lookup == lookup)
+    )
+    found = (await session.execute(statement)).one_or_none()
+    matches = api_key_matches(secret, found.ApiKey.secret_sha256 if found else _NO_SHA256)
+    if found is None or not matches or is_expired(found.ApiKey, now):
+        raise UnauthenticatedError(
+            "the API key is not valid",
+            reason="API_KEY_INVALID",
+            hint="it may be mistyped, expired or deleted, or belong to another deployment; ask for a new one",
+        )
+    credential = Credential(found.ApiKey, found.Tenant)
+    require_active(credential.tenant)
+    return credential
+
+
+def is_expired(key: models.ApiKey, now: datetime) -> bool:
+    return key.expire_time is not None and key.expire_time <= now
+
+
+def require_active(tenant: models.Tenant | None) -> None:
+    """Raise FailedPreconditionError (TENANT_SUSPENDED) if ``tenant`` is suspended."""
+    if tenant is not None and tenant.state is TenantState.SUSPENDED:
+        raise FailedPreconditionError(
+            f"tenant {tenant.id} is suspended",
+            reason="TENANT_SUSPENDED",
+            hint="ask the platform's administrator to resume it",
+            metadata={"tenant": tenant_name(TenantId(tenant.id))},
+        )
+
+
+async def grant_namespace(
+    session: AsyncSession, key_encryption_key: KeyEncryptionKey, credential: Credential, namespace_id: NamespaceId
+) -> NamespaceGrant:
+    """Derive the salt keys of a namespace of the credential's own tenant.
+
+    Raises:
+        PermissionDeniedError: ROLE_REQUIRED for a role that reads no entries (the platform's administrator is one);
+            RESOURCE_NOT_AVAILABLE where the tenant has no such namespace, whoever else may have one (I2).
+    """
+    require(credential.key.role, Permission.ENTRIES_READ)
+    tenant, tenant_id = credential.tenant, credential.tenant_id
+    assert tenant is not None and tenant_id is not None, "only roles of tenants read entries"
+    namespace = await session.get(models.Namespace, (tenant.id, namespace_id))
+    if namespace is None:
+        raise not_available()
+    policy = await session.get_one(models.SaltPolicy, tenant.id)
+    root = await key_encryption_key.unwrap(tenant.wrapped_root_secret, root_secret_context(tenant.uid))
+    salt_key = derive_salt_key(
+        RootSecret(root),
+        tenant=tenant_id,
+        namespace=namespace_id,
+        scope=policy.scope,
+        scope_id="",
+        epoch=policy.epoch,
+    )
+    return NamespaceGrant(namespace, [(policy.epoch, salt_key)])
+
+
+def issue_token(
+    key_ring: KeyRing, credential: Credential, audience: Audience, namespace: NamespaceId | None, now: datetime
+) -> tuple[str, Claims]:
+    """Sign a token for a verified credential; expires after 600 s.
+
+    Its issue time is the first whole second in which neither the key nor the tenant was yet another one of the same
+    name, so that :func:`controlplane.auth.door.check_credential` needs no leeway. That is at most one second ahead of
+    the clock, within what verifiers allow for skew.
+    """
+    issued_at_s = max(int(now.timestamp()), ceiling_s(credential.key.create_time))
+    if credential.tenant is not None:
+        issued_at_s = max(issued_at_s, ceiling_s(credential.tenant.min_issue_time))
+    claims = Claims(
+        issuer=key_ring.key_set.issuer,
+        subject=credential.name,
+        audience=audience,
+        tenant=credential.tenant_id,
+        namespace=namespace,
+        role=credential.key.role,
+        issued_at_s=issued_at_s,
+        expires_at_s=issued_at_s + TOKEN_LIFETIME_S,
+        token_id=secrets.token_hex(16),
+    )
+    return sign_token(key_ring.private_key, key_ring.kid, claims), claims
+
+
+async def note_use(session: AsyncSession, credential: Credential, now: datetime) -> None:
+    """Update ``last_used_time``, at most once a minute: an exchange is frequent and the value is for people."""
+    last_used = models.ApiKey.last_used_time
+    await session.execute(
+        update(models.ApiKey)
+        .where(models.ApiKey.uid == credential.key.uid)
+        .where(or_(last_used.is_(None), last_used < now - LAST_USED_RESOLUTION))
+        .values(last_used_time=now)
+    )

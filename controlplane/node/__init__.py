@@ -1,0 +1,1 @@
+"""What cache nodes ask of the control plane: registration, the policy stream, usage reports."""

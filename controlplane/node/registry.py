@@ -1,0 +1,170 @@
+"""The registry of cache nodes: rows of nodes and of what they report. Every function runs in the caller's transaction.
+
+A node proves that it is the current process of its name by the fencing epoch: each registration raises it, and whatever
+comes with an older one is refused, so a process that was cut off and replaced cannot overwrite the books of its
+successor (I8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.db import models
+from controlplane.db.locks import lock_quotas
+from saltern.errors import AbortedError
+from saltern.names import NodeId, TenantId
+from tenants.quota import Tier, check_reservations
+
+REPORT_INTERVAL_S: Final = 2
+#: A node that has not reported for so long is taken to be lost.
+LOST_AFTER: Final = timedelta(seconds=3 * REPORT_INTERVAL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a node says of itself when it registers; capacities in bytes."""
+
+    wire_endpoint: str
+    shm_path: str
+    grpc_endpoint: str
+    host_id: str
+    capacities_bytes: Mapping[Tier, int]
+    software_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierBooks:
+    """What a tenant holds on one tier of one node (I8)."""
+
+    used_bytes: int
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantBooks:
+    """Absolute books of one tenant on one node: what it holds, and counters since the node's process started."""
+
+    tenant: TenantId
+    tiers: Mapping[Tier, TierBooks]
+    counters: Mapping[str, int]
+
+
+async def register(session: AsyncSession, node: NodeId, facts: NodeFacts, now: datetime) -> int:
+    """Store a registration; return the new fencing epoch.
+
+    Raises:
+        FailedPreconditionError: RESERVATIONS_ABOVE_CAPACITY: the node comes back smaller, and what is left no longer
+            holds what tenants have reserved (I5).
+    """
+    await _check_capacity(session, node, facts)
+    columns = {
+        "wire_endpoint": facts.wire_endpoint,
+        "shm_path": facts.shm_path,
+        "grpc_endpoint": facts.grpc_endpoint,
+        "host_id": facts.host_id,
+        "dram_capacity_bytes": facts.capacities_bytes.get(Tier.DRAM, 0),
+        "ssd_capacity_bytes": facts.capacities_bytes.get(Tier.SSD, 0),
+        "software_version": facts.software_version,
+        "applied_version": 0,
+        "register_time": now,
+        "last_report_time": now,
+    }
+    row = await session.get(models.Node, node, with_for_update=True)
+    if row is None:
+        session.add(models.Node(id=node, fencing_epoch=1, **columns))
+        await session.flush()
+        return 1
+    for name, value in columns.items():
+        setattr(row, name, value)
+    row.fencing_epoch += 1
+    await session.flush()
+    return row.fencing_epoch
+
+
+async def live_nodes(session: AsyncSession, now: datetime) -> list[models.Node]:
+    """The nodes that have registered or reported lately, by id."""
+    statement = select(models.Node).where(models.Node.last_report_time > now - LOST_AFTER).order_by(models.Node.id)
+    return list(await session.scalars(statement))
+
+
+async def require_current(
+    session: AsyncSession, node: NodeId, fencing_epoch: int, *, lock: bool = False
+) -> models.Node:
+    """The row of ``node``, if ``fencing_epoch`` is its current one.
+
+    Args:
+        lock: hold the row against a registration until the transaction ends.
+
+    Raises:
+        AbortedError: the node is unknown or has registered again since (reason FENCED).
+    """
+    row = await session.get(models.Node, node, with_for_update=lock)
+    if row is None or row.fencing_epoch != fencing_epoch:
+        current = "it is not registered" if row is None else f"its current one is {row.fencing_epoch}"
+        raise AbortedError(
+            f"fencing epoch {fencing_epoch} of node {node} is stale: {current}",
+            reason="FENCED",
+            hint="register the node again; if another process runs under this node id, stop one of the two",
+            metadata={"node": node},
+        )
+    return row
+
+
+async def store_applied_version(session: AsyncSession, node: NodeId, fencing_epoch: int, version: int) -> None:
+    """Note which policy version a node has applied; raises AbortedError as :func:`require_current`."""
+    row = await require_current(session, node, fencing_epoch, lock=True)
+    row.applied_version = version
+
+
+async def replace_usage(session: AsyncSession, node: NodeId, books: Iterable[TenantBooks], now: datetime) -> None:
+    """Replace everything that was reported for ``node``: a report is the whole truth, not a difference (I8).
+
+    Books of tenants that were deleted meanwhile are dropped.
+    """
+    books = list(books)
+    # Tenants before usage, as the cascade of a deletion does it, or the two could wait for each other.
+    named = select(models.Tenant.id).where(models.Tenant.id.in_([book.tenant for book in books]))
+    known = set(await session.scalars(named.order_by(models.Tenant.id).with_for_update(read=True, key_share=True)))
+    kept = [book for book in books if book.tenant in known]
+    await session.execute(delete(models.NodeTierUsage).where(models.NodeTierUsage.node_id == node))
+    await session.execute(delete(models.NodeUsage).where(models.NodeUsage.node_id == node))
+    usage = [{"node_id": node, "tenant_id": book.tenant, "report_time": now, **book.counters} for book in kept]
+    tiers = [
+        {
+            "node_id": node,
+            "tenant_id": book.tenant,
+            "tier": tier,
+            "used_bytes": tier_books.used_bytes,
+            "entries": tier_books.entries,
+        }
+        for book in kept
+        for tier, tier_books in book.tiers.items()
+    ]
+    if usage:
+        await session.execute(insert(models.NodeUsage), usage)
+    if tiers:
+        await session.execute(insert(models.NodeTierUsage), tiers)
+
+
+async def _check_capacity(session: AsyncSession, node: NodeId, facts: NodeFacts) -> None:
+    # Before the node's row, unlike elsewhere: whoever changes quotas takes no row of a node, so nobody waits crosswise.
+    await lock_quotas(session)
+    nodes = list(await session.scalars(select(models.Node)))
+    quotas = list(await session.scalars(select(models.TierQuota)))
+    for tier in Tier:
+        own_bytes = facts.capacities_bytes.get(tier, 0)
+        before_bytes = {row.id: capacity_bytes(row, tier) for row in nodes}
+        if own_bytes < before_bytes.get(node, 0):
+            total_bytes = sum((before_bytes | {node: own_bytes}).values())
+            check_reservations((quota.reserved_bytes for quota in quotas if quota.tier is tier), total_bytes, tier)
+
+
+def capacity_bytes(row: models.Node, tier: Tier) -> int:
+    """The capacity of a node on one tier, in bytes."""
+    return row.dram_capacity_bytes if tier is Tier.DRAM else row.ssd_capacity_bytes

@@ -1,0 +1,143 @@
+"""NodeService: the gRPC face of :mod:`controlplane.node.registry` and of the policy stream. Contract: node.proto."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Final
+
+import structlog
+
+from controlplane.audit import record
+from controlplane.caller import authorise
+from controlplane.clock import Clock, utc_now
+from controlplane.db import Database, bump_policy_version
+from controlplane.node import registry
+from controlplane.node.decode import decode_books, decode_facts
+from controlplane.node.policy_feed import PolicyFeed
+from controlplane.node.snapshot import compose_policy, encode_policy, read_policy_rows
+from controlplane.rpc import Context, stream, unary
+from saltern.errors import InvalidArgumentError
+from saltern.names import NodeId, node_name, parse_node_id
+from saltern.node.v1 import node_pb2, node_pb2_grpc
+from tenants.roles import Permission
+from tenants.tokens import KeySet
+
+_REGISTER_METHOD: Final = "saltern.node.v1.NodeService/RegisterNode"
+_ERROR_MESSAGE_MAX_CHARS: Final = 500
+
+_log = structlog.get_logger(__name__)
+
+
+class NodeService(node_pb2_grpc.NodeServiceServicer):
+    """Serves cache nodes; every method needs the role node."""
+
+    def __init__(self, database: Database, feed: PolicyFeed, key_set: KeySet, clock: Clock = utc_now) -> None:
+        self._database = database
+        self._feed = feed
+        self._key_set = key_set
+        self._clock = clock
+
+    @unary
+    async def RegisterNode(  # noqa: N802 (gRPC's spelling)
+        self, request: node_pb2.RegisterNodeRequest, context: Context
+    ) -> node_pb2.RegisterNodeResponse:
+        caller = authorise(Permission.NODE_SERVE, None)
+        node, facts = parse_node_id(request.node_id), decode_facts(request)
+        now = self._clock()
+        async with self._database.transaction() as session:
+            fencing_epoch = await registry.register(session, node, facts, now)
+            await record(
+                session,
+                tenant=None,
+                actor=caller.subject,
+                method=_REGISTER_METHOD,
+                resource=node_name(node),
+                now=now,
+                after={
+                    "fencing_epoch": fencing_epoch,
+                    "wire_endpoint": facts.wire_endpoint,
+                    "capacities_bytes": {tier.value: size for tier, size in facts.capacities_bytes.items()},
+                },
+            )
+            # The shares of every node depend on this one's capacity; and a stream of the node's previous process wakes
+            # up and finds itself fenced.
+            await bump_policy_version(session, now)
+        _log.info("node registered", node=node, fencing_epoch=fencing_epoch)
+        response = node_pb2.RegisterNodeResponse(name=node_name(node), fencing_epoch=fencing_epoch)
+        response.report_interval.FromTimedelta(timedelta(seconds=registry.REPORT_INTERVAL_S))
+        return response
+
+    @stream
+    async def StreamPolicy(  # noqa: N802
+        self, requests: AsyncIterator[node_pb2.StreamPolicyRequest], context: Context
+    ) -> AsyncIterator[node_pb2.StreamPolicyResponse]:
+        authorise(Permission.NODE_SERVE, None)
+        first = await anext(aiter(requests), None)
+        if first is None:
+            raise InvalidArgumentError("the stream ended before its first message", reason="NODE_MISSING")
+        node = parse_node_id(first.node_id)
+        answers = asyncio.create_task(self._follow_answers(requests, first), name=f"policy answers of {node}")
+        sent_version = 0
+        try:
+            while True:
+                newest = asyncio.create_task(self._feed.wait_past(sent_version))
+                try:
+                    await asyncio.wait({newest, answers}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    newest.cancel()
+                if answers.done():
+                    answers.result()  # raises what was wrong with an answer
+                    return  # the node has closed its side
+                policy = await self._next_policy(node, first.fencing_epoch)
+                if policy.version > sent_version:
+                    sent_version = policy.version
+                    yield node_pb2.StreamPolicyResponse(snapshot=policy)
+        finally:
+            answers.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({answers})
+
+    @unary
+    async def ReportUsage(  # noqa: N802
+        self, request: node_pb2.ReportUsageRequest, context: Context
+    ) -> node_pb2.ReportUsageResponse:
+        authorise(Permission.NODE_SERVE, None)
+        node, books = parse_node_id(request.node_id), decode_books(request)
+        now = self._clock()
+        async with self._database.transaction() as session:
+            row = await registry.require_current(session, node, request.fencing_epoch, lock=True)
+            row.last_report_time = now
+            row.applied_version = request.applied_version
+            await registry.replace_usage(session, node, books, now)
+        return node_pb2.ReportUsageResponse()
+
+    async def _next_policy(self, node: NodeId, fencing_epoch: int) -> node_pb2.PolicySnapshot:
+        async with self._database.transaction() as session:
+            await registry.require_current(session, node, fencing_epoch)
+        rows = await read_policy_rows(self._database)
+        return encode_policy(compose_policy(rows, node), self._key_set, self._clock())
+
+    async def _follow_answers(
+        self, requests: AsyncIterator[node_pb2.StreamPolicyRequest], first: node_pb2.StreamPolicyRequest
+    ) -> None:
+        """Store what the node says of each snapshot until it closes its side."""
+        async for answer in requests:
+            if (answer.node_id, answer.fencing_epoch) != (first.node_id, first.fencing_epoch):
+                raise InvalidArgumentError(
+                    "a policy stream belongs to one node and fencing epoch",
+                    reason="STREAM_OF_ANOTHER_NODE",
+                    hint="open a stream for each registration",
+                )
+            node = NodeId(answer.node_id)
+            if answer.error_message:
+                _log.warning(
+                    "node refused a policy",
+                    node=node,
+                    applied_version=answer.applied_version,
+                    error_message=answer.error_message[:_ERROR_MESSAGE_MAX_CHARS],
+                )
+            async with self._database.transaction() as session:
+                await registry.store_applied_version(session, node, answer.fencing_epoch, answer.applied_version)

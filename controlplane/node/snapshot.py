@@ -1,0 +1,135 @@
+"""The policy snapshot of one node: read in one consistent view, composed as pure values, encoded for the wire.
+
+Every administrative change raises ``policy_state.version`` in its own transaction. Version and content are read in one
+REPEATABLE READ transaction, so a snapshot holds exactly the changes up to its version: a node that has applied version
+v serves nothing that v or an earlier version took away.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.auth.key_set import encode_key_set
+from controlplane.clock import ceiling_s
+from controlplane.core.quota_split import split_quota
+from controlplane.db import Database, models
+from controlplane.node.registry import capacity_bytes
+from saltern.admin.v1 import quotas_pb2, tenants_pb2
+from saltern.names import NamespaceId, NodeId, TenantId
+from saltern.node.v1 import node_pb2
+from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
+from tenants.quota import Tier, TierQuota
+from tenants.tokens import KeySet
+
+TIER_TO_PROTO = {Tier.DRAM: quotas_pb2.TIER_DRAM, Tier.SSD: quotas_pb2.TIER_SSD}
+TIER_FROM_PROTO = {proto: tier for tier, proto in TIER_TO_PROTO.items()}
+_STATE_TO_PROTO = {
+    TenantState.ACTIVE: tenants_pb2.Tenant.STATE_ACTIVE,
+    TenantState.SUSPENDED: tenants_pb2.Tenant.STATE_SUSPENDED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRows:
+    """The rows that one snapshot is composed of, of one consistent view."""
+
+    version: int
+    tenants: list[models.Tenant]
+    quotas: list[models.TierQuota]
+    namespaces: list[models.Namespace]
+    salt_policies: list[models.SaltPolicy]
+    nodes: list[models.Node]
+
+
+async def read_policy_rows(database: Database) -> PolicyRows:
+    """Read everything that any node's policy depends on, in one REPEATABLE READ transaction."""
+    async with database.transaction() as session:
+        await session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+        return PolicyRows(
+            version=await read_version(session),
+            tenants=list(await session.scalars(select(models.Tenant).order_by(models.Tenant.id))),
+            quotas=list(await session.scalars(select(models.TierQuota))),
+            namespaces=list(await session.scalars(select(models.Namespace).order_by(models.Namespace.id))),
+            salt_policies=list(await session.scalars(select(models.SaltPolicy))),
+            nodes=list(await session.scalars(select(models.Node))),
+        )
+
+
+async def read_version(session: AsyncSession) -> int:
+    """The current policy version."""
+    return (await session.execute(select(models.PolicyState.version))).scalar_one()
+
+
+def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
+    """What ``node`` must know: its share of every quota (I4) and the namespaces that exist. Holds no secret."""
+    capacities = {tier: _capacities(rows.nodes, tier) for tier in Tier}
+    quotas: dict[str, dict[Tier, TierQuota]] = defaultdict(dict)
+    for row in rows.quotas:
+        quota = TierQuota(reserved_bytes=row.reserved_bytes, limit_bytes=row.limit_bytes, weight=row.weight)
+        share = split_quota(quota, capacities[row.tier]).get(node)
+        if share is not None:
+            quotas[row.tenant_id][row.tier] = share
+    epochs = {row.tenant_id: (row.epoch,) for row in rows.salt_policies}
+    namespaces: dict[str, dict[NamespaceId, NamespacePolicy]] = defaultdict(dict)
+    for namespace in rows.namespaces:
+        namespaces[namespace.tenant_id][NamespaceId(namespace.id)] = NamespacePolicy(
+            uid=str(namespace.uid), block_bytes=namespace.block_bytes, epochs=epochs.get(namespace.tenant_id, ())
+        )
+    return NodePolicy(
+        version=rows.version,
+        tenants={
+            TenantId(tenant.id): TenantPolicy(
+                state=tenant.state,
+                tiers=quotas[tenant.id],
+                namespaces=namespaces[tenant.id],
+                min_issue_time_s=ceiling_s(tenant.min_issue_time),
+            )
+            for tenant in rows.tenants
+        },
+    )
+
+
+def encode_policy(policy: NodePolicy, key_set: KeySet, create_time: datetime) -> node_pb2.PolicySnapshot:
+    """Encode a snapshot for the wire."""
+    snapshot = node_pb2.PolicySnapshot(version=policy.version, key_set=encode_key_set(key_set))
+    snapshot.create_time.FromDatetime(create_time)
+    snapshot.tenants.extend(_encode_tenants(policy.tenants))
+    return snapshot
+
+
+def _encode_tenants(tenants: Mapping[TenantId, TenantPolicy]) -> Iterable[node_pb2.TenantPolicy]:
+    for tenant_id, tenant in tenants.items():
+        encoded = node_pb2.TenantPolicy(
+            tenant_id=tenant_id,
+            state=_STATE_TO_PROTO[tenant.state],
+            tiers=[
+                quotas_pb2.TierQuota(
+                    tier=TIER_TO_PROTO[tier],
+                    reserved_bytes=quota.reserved_bytes,
+                    limit_bytes=quota.limit_bytes,
+                    weight=quota.weight,
+                )
+                for tier, quota in tenant.tiers.items()
+            ],
+            namespaces=[
+                node_pb2.NamespacePolicy(
+                    namespace_id=namespace_id,
+                    uid=namespace.uid,
+                    block_bytes=namespace.block_bytes,
+                    epochs=namespace.epochs,
+                )
+                for namespace_id, namespace in tenant.namespaces.items()
+            ],
+        )
+        encoded.min_issue_time.FromSeconds(tenant.min_issue_time_s)
+        yield encoded
+
+
+def _capacities(nodes: Iterable[models.Node], tier: Tier) -> dict[NodeId, int]:
+    return {NodeId(node.id): capacity_bytes(node, tier) for node in nodes}

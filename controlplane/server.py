@@ -1,0 +1,222 @@
+"""The control plane's process: what it starts with, the services it serves, and how it drains.
+
+::
+
+    migrate ─> database ─> keys, bootstrap token ─> services behind the door ─> listen ─> ready file
+                                                        SIGTERM: NOT_SERVING ─> end streams ─> finish calls ─> close
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+import migrations
+from controlplane.audit import DenialLog
+from controlplane.auth.bootstrap import ensure_bootstrap
+from controlplane.auth.door import AuthenticationDoor
+from controlplane.auth.service import AuthService
+from controlplane.auth.signing_keys import has_signing_key, load_key_ring
+from controlplane.auth.verifier import TokenVerifier
+from controlplane.clock import Clock, utc_now
+from controlplane.db import connect
+from controlplane.files import announced
+from controlplane.node.policy_feed import PolicyFeed
+from controlplane.node.service import NodeService
+from controlplane.secrets import load_key_encryption_key
+from controlplane.settings import ControlSettings, Endpoint
+from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
+from saltern.errors import FailedPreconditionError
+from saltern.node.v1 import node_pb2, node_pb2_grpc
+
+DRAIN_TIMEOUT_S: Final = 10.0
+#: Room for the usage of 10,000 tenants in one report; administrative requests have a lower limit of their own.
+MESSAGE_MAX_BYTES: Final = 4 * 1024 * 1024
+_METADATA_MAX_BYTES: Final = 16 * 1024
+_STREAMS_PER_CONNECTION_MAX: Final = 128
+_CALLS_MAX: Final = 2048
+_KEEPALIVE_TIME_MS: Final = 30_000
+_KEEPALIVE_TIMEOUT_MS: Final = 10_000
+_CLIENT_PING_INTERVAL_MIN_MS: Final = 5_000
+
+_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),  # else a second server on the same port takes half of the calls instead of an error
+    ("grpc.max_receive_message_length", MESSAGE_MAX_BYTES),
+    ("grpc.max_metadata_size", _METADATA_MAX_BYTES),
+    ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION_MAX),
+    ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", _CLIENT_PING_INTERVAL_MIN_MS),
+)
+SERVICE_NAMES: Final = tuple(
+    service.full_name for contract in (auth_pb2, node_pb2) for service in contract.DESCRIPTOR.services_by_name.values()
+)
+_BIND_HINTS: Final = {
+    errno.EADDRINUSE: "stop what uses it (`ss -ltnp` shows it), or choose another port; port 0 takes any free one",
+    errno.EADDRNOTAVAIL: "choose an address that this host has",
+    errno.EACCES: "choose a port above 1023, or run with the right to use this one",
+}
+
+_log = structlog.get_logger(__name__)
+
+
+class ControlPlane:
+    """A running control plane.
+
+    Attributes:
+        endpoint: where it listens; the port is the real one.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, server: grpc.aio.Server, health_service: health.aio.HealthServicer, feed: PolicyFeed
+    ) -> None:
+        self.endpoint = endpoint
+        self._server = server
+        self._health = health_service
+        self._feed = feed
+
+    async def drain(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+        """Say NOT_SERVING, end the policy streams, let other calls finish for ``timeout_s`` seconds, then stop."""
+        await self._health.enter_graceful_shutdown()
+        await self._feed.drain()
+        await self._server.stop(timeout_s)
+
+
+async def serve(settings: ControlSettings, *, ready_file: Path | None = None) -> None:
+    """Run the control plane until SIGTERM or SIGINT.
+
+    Args:
+        ready_file: written when the process serves (JSON: ``endpoint``, ``pid``), removed at the end.
+
+    Raises:
+        SalternError: it cannot start; one line that says what, why and what to do.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(settings) as control_plane:
+        with announced(ready_file, {"endpoint": str(control_plane.endpoint), "pid": os.getpid()}):
+            await stop.wait()
+            _log.info("draining")
+
+
+@asynccontextmanager
+async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIterator[ControlPlane]:
+    """Start a control plane; drain and close it at the end of the block. Raises as :func:`serve`."""
+    _prepare_state_dir(settings.state_dir)
+    await asyncio.to_thread(migrations.upgrade, _migration_url(settings))
+    async with AsyncExitStack() as stack:
+        database = connect(settings.database_url.get_secret_value())
+        stack.push_async_callback(database.close)
+        key_encryption_key = load_key_encryption_key(settings.state_dir, create=not await has_signing_key(database))
+        if await ensure_bootstrap(database, settings.state_dir, clock):
+            _log.info("fresh deployment: redeem the bootstrap token", state_dir=str(settings.state_dir))
+        key_ring = await load_key_ring(database, key_encryption_key, clock)
+
+        denials = DenialLog(database, clock)
+        feed = PolicyFeed(settings.database_url.get_secret_value())
+        server = grpc.aio.server(
+            interceptors=[AuthenticationDoor(TokenVerifier(database, key_ring.key_set, clock), denials)],
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=_CALLS_MAX,
+        )
+        auth_pb2_grpc.add_AuthServiceServicer_to_server(
+            AuthService(
+                database=database,
+                key_encryption_key=key_encryption_key,
+                key_ring=key_ring,
+                denials=denials,
+                state_dir=settings.state_dir,
+                clock=clock,
+            ),
+            server,
+        )
+        node_pb2_grpc.add_NodeServiceServicer_to_server(NodeService(database, feed, key_ring.key_set, clock), server)
+        health_service = await _add_health_and_reflection(server, SERVICE_NAMES)
+        endpoint = bind(server, settings.listen)
+
+        following = asyncio.create_task(feed.run(), name="policy feed")
+        stack.push_async_callback(_cancel, following)
+        await server.start()
+        control_plane = ControlPlane(endpoint, server, health_service, feed)
+        stack.push_async_callback(control_plane.drain)
+        if not settings.listen.is_loopback:
+            _log.warning("listening in plain text beyond this host", endpoint=str(endpoint))
+        _log.info("serving", endpoint=str(endpoint), issuer=key_ring.key_set.issuer)
+        yield control_plane
+
+
+def bind(server: grpc.aio.Server, listen: Endpoint) -> Endpoint:
+    """Bind ``server``; return the endpoint with the real port.
+
+    Raises:
+        FailedPreconditionError: reason CANNOT_LISTEN: the port is taken, or not one to have.
+    """
+    try:
+        port = server.add_insecure_port(str(listen))
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        number = _bind_error(listen)
+        why = os.strerror(number) if number else "the address is not usable"
+        raise FailedPreconditionError(
+            f"cannot listen on {listen}: {why.lower()}",
+            reason="CANNOT_LISTEN",
+            hint=_BIND_HINTS.get(number, "choose another address"),
+        )
+    return Endpoint(listen.host, port)
+
+
+def _bind_error(listen: Endpoint) -> int:
+    """gRPC does not say why a bind failed: try it ourselves and return the errno, 0 if it works now."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(*listen, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except OSError as error:
+        return error.errno if error.errno and error.errno > 0 else errno.EADDRNOTAVAIL
+    return 0
+
+
+async def _add_health_and_reflection(server: grpc.aio.Server, services: tuple[str, ...]) -> health.aio.HealthServicer:
+    health_service = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    for name in ("", *services):
+        await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection([*services, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    return health_service
+
+
+def _prepare_state_dir(state_dir: Path) -> None:
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise FailedPreconditionError(
+            f"cannot use the state directory {state_dir}: {(error.strerror or 'unusable').lower()}",
+            reason="STATE_DIR_UNUSABLE",
+            hint="give --state-dir a folder that this user can write",
+        ) from None
+
+
+def _migration_url(settings: ControlSettings) -> str:
+    return (settings.migration_database_url or settings.database_url).get_secret_value()
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
