@@ -8,13 +8,13 @@ per chain, so that a flood from nowhere (the platform's chain) cannot hide an at
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 import structlog
 
 from controlplane.audit.trail import record
+from controlplane.clock import Clock, utc_now
 from controlplane.db.models import PLATFORM_CHAIN, AuditOutcome
 from controlplane.db.session import Database
 from saltern.errors import SalternError
@@ -42,7 +42,7 @@ class _Window:
 class DenialLog:
     """Records denied attempts. One for the process: it holds the counts of the current minute."""
 
-    def __init__(self, database: Database, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(self, database: Database, clock: Clock = utc_now) -> None:
         self._database = database
         self._clock = clock
         self._windows: dict[str, _Window] = {}

@@ -86,6 +86,13 @@ async def record(
     return event.sequence
 
 
+async def next_sequence(session: AsyncSession, tenant: TenantId | None) -> int:
+    """The sequence that the next event of this transaction gets in the chain; holds the chain from here on."""
+    chain = tenant or PLATFORM_CHAIN
+    await lock_audit_chain(session, chain)
+    return (await _head(session, chain)).sequence + 1
+
+
 def to_chained_record(event: AuditEvent) -> ChainedRecord:
     """A stored event as the pure chain takes it, for ``controlplane.core.audit_chain.verify``."""
     return ChainedRecord(

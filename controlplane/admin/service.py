@@ -1,0 +1,214 @@
+"""What all administrative services share: how a method is guarded, and what a change is.
+
+A change is one transaction: the act, its audit row, the new policy version, the answer under its request id. All of it
+happens or none of it (I11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import wraps
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+
+from google.protobuf.message import Message
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane import rpc
+from controlplane.admin.fields import parse_request_id
+from controlplane.admin.requests import claim_request, store_response
+from controlplane.admin.resources import to_snapshot
+from controlplane.audit import DenialLog, record
+from controlplane.caller import Caller, current_caller, not_available
+from controlplane.clock import Clock, utc_now
+from controlplane.db import Database, bump_policy_version
+from controlplane.db.models import Tenant
+from controlplane.secrets import KeyEncryptionKey
+from saltern.errors import (
+    FailedPreconditionError,
+    NotFoundError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    SalternError,
+)
+from saltern.names import TenantId, tenant_name
+from tenants.policy import TenantState
+
+_RequestT = TypeVar("_RequestT", bound=Message)
+_ResponseT = TypeVar("_ResponseT", bound=Message)
+_ServicerT = TypeVar("_ServicerT", bound="AdminServicer")
+
+
+@dataclass(frozen=True, slots=True)
+class AdminParts:
+    """What the services are made of.
+
+    Attributes:
+        node_lost_after: a node that has not reported for so long is lost.
+    """
+
+    database: Database
+    key_encryption_key: KeyEncryptionKey
+    denials: DenialLog
+    clock: Clock = utc_now
+    node_lost_after: timedelta = timedelta(seconds=15)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change(Generic[_ResponseT]):
+    """What an act did.
+
+    Attributes:
+        tenant: whose audit chain it belongs to; None for the platform's.
+        resource: name of the resource acted upon.
+        response: the answer.
+        replay: the answer to a repetition, where it differs: a secret is shown once.
+        before, after: the resource; None where it was not there.
+    """
+
+    tenant: TenantId | None
+    resource: str
+    response: _ResponseT
+    replay: _ResponseT | None = None
+    before: Message | None = None
+    after: Message | None = None
+
+
+class _ChangeRequest(Protocol):
+    @property
+    def request_id(self) -> str: ...
+
+
+class AdminServicer:
+    """Base of the services. ``service``: the full name of the gRPC service."""
+
+    service: ClassVar[str]
+
+    def __init__(self, parts: AdminParts) -> None:
+        self._parts = parts
+        self._database = parts.database
+
+    async def _change(
+        self,
+        method: str,
+        request: _ChangeRequest,
+        response_type: type[_ResponseT],
+        act: Callable[[AsyncSession, datetime], Awaitable[Change[_ResponseT]]],
+    ) -> _ResponseT:
+        """Run ``act`` as one audited change; the caller is authorised already."""
+        caller = current_caller()
+        full_method = f"{self.service}/{method}"
+        request_id = parse_request_id(request.request_id)
+        now = self._parts.clock()
+        async with self._database.transaction() as session:
+            if request_id is not None:
+                stored = await claim_request(
+                    session,
+                    actor=caller.subject,
+                    method=full_method,
+                    request_id=request_id,
+                    request=cast(Message, request),
+                    now=now,
+                )
+                if stored is not None:
+                    return response_type.FromString(stored)
+            change = await act(session, now)
+            await session.flush()
+            await record(
+                session,
+                tenant=change.tenant,
+                actor=caller.subject,
+                method=full_method,
+                resource=change.resource,
+                request_id=str(request_id or ""),
+                before=to_snapshot(change.before),
+                after=to_snapshot(change.after),
+                now=now,
+            )
+            if request_id is not None:
+                await store_response(
+                    session,
+                    actor=caller.subject,
+                    method=full_method,
+                    request_id=request_id,
+                    response=change.replay or change.response,
+                )
+            await bump_policy_version(session, now)
+        return change.response
+
+
+def method(
+    function: Callable[[_ServicerT, _RequestT, rpc.Context], Awaitable[_ResponseT]],
+) -> Callable[[_ServicerT, _RequestT, rpc.Context], Awaitable[_ResponseT]]:
+    """Decorate a servicer method: denied attempts are audited, errors leave as well-formed statuses."""
+
+    @wraps(function)
+    async def audited(servicer: _ServicerT, request: _RequestT, context: rpc.Context) -> _ResponseT:
+        try:
+            return await function(servicer, request, context)
+        except PermissionDeniedError as error:
+            caller = current_caller()
+            await servicer._parts.denials.record_denied(
+                error,
+                method=f"{servicer.service}/{function.__name__}",
+                resource=_resource_of(request),
+                tenant=caller.tenant,
+                actor=caller.subject,
+                request_id=getattr(request, "request_id", ""),
+            )
+            raise
+
+    return rpc.unary(audited)
+
+
+async def load_tenant(session: AsyncSession, tenant: TenantId, caller: Caller, *, change: bool = False) -> Tenant:
+    """The row of a tenant.
+
+    Args:
+        change: lock the row, because it or what hangs off it is to be changed.
+
+    Raises:
+        NotFoundError, PermissionDeniedError: it is not there; see ``absent``.
+        FailedPreconditionError: reason TENANT_SUSPENDED: a suspended tenant changes nothing by itself.
+    """
+    row = await session.get(Tenant, tenant, with_for_update={"key_share": True} if change else None)
+    if row is None:
+        raise absent(caller, tenant_name(tenant))
+    if change and not caller.is_platform and row.state is TenantState.SUSPENDED:
+        raise FailedPreconditionError(
+            f"{tenant_name(tenant)} is suspended",
+            reason="TENANT_SUSPENDED",
+            hint="ask the operator of this deployment to resume it",
+            metadata={"tenant": tenant},
+        )
+    return row
+
+
+def absent(caller: Caller, name: str) -> SalternError:
+    """What ``caller`` hears of a resource that is not there: outside the platform the same as of a forbidden one."""
+    if not caller.is_platform:
+        return not_available()
+    return NotFoundError(f"{name} does not exist", hint="check the name; list its parent", metadata={"resource": name})
+
+
+def require_room(count: int, limit: int, what: str, owner: str) -> None:
+    """Raise ResourceExhaustedError (TOO_MANY_RESOURCES) if ``owner`` has ``limit`` of ``what`` already."""
+    if count >= limit:
+        raise ResourceExhaustedError(
+            f"{owner} has {count} {what}, and {limit} is the limit",
+            reason="TOO_MANY_RESOURCES",
+            hint=f"delete {what} that are not needed any more",
+            metadata={"limit": str(limit)},
+        )
+
+
+def _resource_of(request: Any) -> str:
+    """What a request is about, for the record of a denied attempt."""
+    for path in ("name", "parent", "tenant.name", "quota.name", "tenant"):
+        value = request
+        for part in path.split("."):
+            value = getattr(value, part, None)
+        if isinstance(value, str) and value:
+            return value
+    return ""
