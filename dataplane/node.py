@@ -2,8 +2,8 @@
 
 ::
 
-    PolicySource --apply--> Gate --> CacheCore <-- sessions <-- doors (tcp, unix, gRPC)
-                 <--usage--
+    ControlClient --apply--> Gate --> CacheCore <-- sessions <-- doors (tcp, unix, gRPC)
+                  <--usage--
 
 Everything runs on one event loop; the core needs no locks.
 """
@@ -17,7 +17,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -48,13 +48,6 @@ class NodeEndpoints:
     grpc_endpoint: str
     shm_path: str
     host_id: str
-
-
-class PolicySource(Protocol):
-    """Tells a node what to serve, for as long as it runs: the control plane's stream, or a fixed policy."""
-
-    async def run(self, node: Node) -> None:
-        """Call :meth:`Node.apply` with every policy; return or be cancelled when the node stops."""
 
 
 class Node:

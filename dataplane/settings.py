@@ -12,8 +12,7 @@ from saltern.errors import InvalidArgumentError
 from saltern.names import NodeId
 
 MIB: Final = 1024 * 1024
-_SIZE: Final = re.compile(r"(\d{1,18})\s*(B|KiB|MiB|GiB|TiB)?", re.ASCII | re.IGNORECASE)
-_UNITS: Final = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
 DRAM_MIN_BYTES: Final = MIB
 
 
@@ -111,16 +110,13 @@ class NodeSettings:
             )
 
 
-def parse_size_bytes(text: str) -> int:
-    """Parse ``512MiB``, ``1GiB`` or plain bytes; raises InvalidArgumentError for anything else."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
+def parse_mode(text: str) -> int:
+    """Parse octal permission bits such as ``0660``; raises InvalidArgumentError for anything else."""
+    if _MODE.fullmatch(text) is None:
         raise InvalidArgumentError(
-            f"{text[:64]!r} is not a size",
-            reason="INVALID_SIZE",
-            hint="write bytes, or a number with KiB, MiB, GiB or TiB",
+            f"{text[:16]!r} is not a mode", reason="INVALID_MODE", hint="write octal permission bits, such as 0660"
         )
-    return int(match[1]) * _UNITS[(match[2] or "").lower()]
+    return int(text, 8)
 
 
 def parse_endpoint(text: str) -> Endpoint:

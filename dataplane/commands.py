@@ -1,0 +1,194 @@
+"""``saltern serve node``: the process of one cache node, from options to exit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import structlog
+
+from dataplane.control_client import ControlClient, Registration
+from dataplane.log import configure_logging
+from dataplane.node import Node, NodeEndpoints, raise_descriptor_limit
+from dataplane.settings import NodeSettings, parse_endpoint, parse_mode
+from saltern.admin_client import ApiKey, read_api_key
+from saltern.admin_client import parse_endpoint as parse_target
+from saltern.errors import FailedPreconditionError, UnavailableError
+from saltern.names import parse_node_id
+from saltern.sizes import parse_size
+
+_log = structlog.get_logger(__name__)
+#: How long a starting node waits for a control plane that is starting as well.
+JOIN_PATIENCE_S: Final = 15.0
+
+
+@click.command("node", context_settings={"show_default": True})
+@click.option("--node-id", envvar="SALTERN_NODE_ID", required=True, help="Name of the node; unique in the deployment.")
+@click.option("--control", envvar="SALTERN_CONTROL", required=True, metavar="HOST:PORT", help="The control plane.")
+@click.option(
+    "--api-key-file",
+    envvar="SALTERN_API_KEY_FILE",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="File with an API key of the role node.",
+)
+@click.option("--listen", envvar="SALTERN_NODE_LISTEN", default="127.0.0.1:7701", help="Wire protocol over TCP.")
+@click.option("--grpc-listen", envvar="SALTERN_NODE_GRPC_LISTEN", default="127.0.0.1:7702", help="gRPC CacheService.")
+@click.option(
+    "--shm-path",
+    envvar="SALTERN_NODE_SHM_PATH",
+    type=click.Path(path_type=Path),
+    help="Unix socket for clients on this host. [default: STATE_DIR/node.sock]",
+)
+@click.option("--shm-mode", envvar="SALTERN_NODE_SHM_MODE", default="0600", help="Permissions of that socket, octal.")
+@click.option("--dram-bytes", envvar="SALTERN_NODE_DRAM_BYTES", default="1GiB", metavar="SIZE", help="Cache memory.")
+@click.option(
+    "--state-dir",
+    envvar="SALTERN_NODE_STATE_DIR",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder of the node.",
+)
+@click.option("--prefault/--no-prefault", default=True, help="Take the memory at start instead of at first use.")
+@click.option(
+    "--allow-plaintext",
+    envvar="SALTERN_ALLOW_PLAINTEXT",
+    is_flag=True,
+    help="Listen beyond this host without TLS, on a network that is trusted as a whole.",
+)
+@click.option("--ready-file", type=click.Path(path_type=Path), help="Written when the node serves.")
+def serve_node(
+    *,
+    node_id: str,
+    control: str,
+    api_key_file: Path,
+    listen: str,
+    grpc_listen: str,
+    shm_path: Path | None,
+    shm_mode: str,
+    dram_bytes: str,
+    state_dir: Path,
+    prefault: bool,
+    allow_plaintext: bool,
+    ready_file: Path | None,
+) -> None:
+    """Serve one cache node until SIGTERM or Ctrl-C."""
+    settings = NodeSettings(
+        node_id=parse_node_id(node_id),
+        listen=parse_endpoint(listen),
+        grpc_listen=parse_endpoint(grpc_listen),
+        dram_bytes=parse_size(dram_bytes, what="--dram-bytes"),
+        shm_path=shm_path or state_dir / "node.sock",
+        shm_mode=parse_mode(shm_mode),
+        prefault=prefault,
+        allow_plaintext=allow_plaintext,
+    )
+    control = parse_target(control, what="--control")
+    api_key = read_api_key(api_key_file)
+    _prepare_folder(state_dir)
+    configure_logging()
+    raise_descriptor_limit()
+    asyncio.run(_serve(settings, control, api_key, ready_file))
+
+
+async def _serve(settings: NodeSettings, control: str, api_key: ApiKey, ready_file: Path | None) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    node = Node(settings)
+    async with AsyncExitStack() as stack:
+        endpoints = await stack.enter_async_context(node.serving())
+        registration = Registration(
+            node_id=settings.node_id,
+            wire_endpoint=endpoints.wire_endpoint,
+            grpc_endpoint=endpoints.grpc_endpoint,
+            shm_path=endpoints.shm_path,
+            host_id=endpoints.host_id,
+            dram_capacity_bytes=settings.dram_bytes,
+        )
+        client = await stack.enter_async_context(ControlClient(control, api_key, registration, node))
+        if not await _until(stop, _join(client)):
+            return
+        # Stopped first of all on the way out: a leaving node must not register again over its successor.
+        following = asyncio.create_task(client.run(), name="control client")
+        stack.push_async_callback(_cancel, following)
+        if not await _until(stop, _first_policy(client, control)):
+            return
+        if ready_file is not None:
+            write_ready_file(ready_file, endpoints)
+            stack.callback(ready_file.unlink, missing_ok=True)
+        _log.info("serving", node=endpoints.node_id, wire=endpoints.wire_endpoint, grpc=endpoints.grpc_endpoint)
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({stopping, following}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if following.done():
+            following.result()  # it never ends by itself but by a fault of ours
+        _log.info("draining", sessions=node.session_count)
+
+
+async def _join(client: ControlClient) -> None:
+    await client.join(JOIN_PATIENCE_S)
+
+
+async def _first_policy(client: ControlClient, control: str) -> None:
+    try:
+        await asyncio.wait_for(client.has_policy.wait(), JOIN_PATIENCE_S)
+    except TimeoutError:
+        raise UnavailableError(
+            f"registered at {control}, but no policy that this node can serve came within {JOIN_PATIENCE_S:.0f} s",
+            reason="NO_POLICY",
+            hint="see the node's log for the reason a policy was refused, and the control plane's log",
+        ) from None
+
+
+async def _until(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Await ``work``; False if ``stop`` was set first. Raises what ``work`` raises."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        await _cancel(working)
+        await _cancel(stopping)
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def write_ready_file(path: Path, endpoints: NodeEndpoints) -> None:
+    """Write where the node serves, whole or not at all: whoever waits for the file can read it at once."""
+    content = {
+        "node_id": endpoints.node_id,
+        "wire_endpoint": endpoints.wire_endpoint,
+        "grpc_endpoint": endpoints.grpc_endpoint,
+        "shm_path": endpoints.shm_path,
+        "pid": os.getpid(),
+    }
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    partial.write_text(json.dumps(content) + "\n")
+    partial.replace(path)
+
+
+def _prepare_folder(state_dir: Path) -> None:
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise FailedPreconditionError(
+            f"cannot use the state directory {state_dir}: {(error.strerror or 'unusable').lower()}",
+            reason="STATE_DIR_UNUSABLE",
+            hint="give --state-dir a folder that this user can write",
+        ) from None

@@ -1,0 +1,293 @@
+"""The node's line to the control plane: register, follow the policy, report usage; survive its absence (I9).
+
+::
+
+    exchange API key -> token ----.
+    RegisterNode -> fencing epoch |--> StreamPolicy: apply, then ACK or NACK
+          ^                       '--> ReportUsage: every interval, and soon after a policy
+          '---- FENCED, or a new process
+
+While the control plane is away the node goes on serving the policy it has; this client tries again with backoff.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from importlib.metadata import version
+from time import monotonic, time
+from types import TracebackType
+from typing import Final, Protocol, Self, TypeVar
+
+import grpc
+import structlog
+
+from dataplane.core.usage import NodeUsage, PolicyApplied
+from dataplane.policy_codec import decode_snapshot, encode_usage
+from saltern.admin.v1 import quotas_pb2
+from saltern.admin_client import ApiKey
+from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
+from saltern.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    InternalError,
+    PermissionDeniedError,
+    SalternError,
+    UnavailableError,
+)
+from saltern.node.v1 import node_pb2, node_pb2_grpc
+from saltern.rpc_errors import error_from_rpc
+from tenants.policy import NodePolicy
+from tenants.tokens import KeySet
+
+_log = structlog.get_logger(__name__)
+
+CALL_DEADLINE_S: Final = 5.0
+#: A token is exchanged anew when it has this long to live.
+TOKEN_MARGIN_S: Final = 60.0
+BACKOFF_FIRST_S: Final = 0.2
+BACKOFF_MAX_S: Final = 10.0
+#: A connection that lasted this long was a good one: the next attempt starts without patience lost.
+SETTLED_S: Final = 30.0
+#: Changes within this time go into one report.
+REPORT_GATHER_S: Final = 0.1
+SNAPSHOT_MAX_BYTES: Final = 64 * 1024 * 1024
+_CHANNEL_OPTIONS: Final = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.service_config_disable_resolution", 1),
+    ("grpc.max_receive_message_length", SNAPSHOT_MAX_BYTES),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+]
+
+T = TypeVar("T")
+
+
+class PolicySink(Protocol):
+    """What follows a policy and has books to report: :class:`dataplane.node.Node`."""
+
+    @property
+    def applied_version(self) -> int: ...
+    def apply(self, policy: NodePolicy, key_set: KeySet) -> PolicyApplied: ...
+    def usage(self) -> NodeUsage: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What the node tells the control plane of itself."""
+
+    node_id: str
+    wire_endpoint: str
+    grpc_endpoint: str
+    shm_path: str
+    host_id: str
+    dram_capacity_bytes: int
+
+
+class ControlClient(AbstractAsyncContextManager["ControlClient"]):
+    """Keeps one node in touch with its control plane; use it as an async context manager.
+
+    Args:
+        endpoint: ``host:port`` of the control plane.
+        api_key: of the role node; exchanged for short-lived tokens.
+    """
+
+    def __init__(self, endpoint: str, api_key: ApiKey, registration: Registration, node: PolicySink) -> None:
+        self._endpoint = endpoint
+        self._api_key = api_key
+        self._registration = registration
+        self._node = node
+        self._token = ""
+        self._token_expires_s = 0.0
+        #: 0 until registered.
+        self._fencing_epoch = 0
+        self._report_interval_s = 2.0
+        self._report_soon = asyncio.Event()
+        #: Set once a policy has been applied.
+        self.has_policy = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._channel = grpc.aio.insecure_channel(self._endpoint, options=_CHANNEL_OPTIONS)
+        self._auth = auth_pb2_grpc.AuthServiceStub(self._channel)
+        self._nodes = node_pb2_grpc.NodeServiceStub(self._channel)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def join(self, patience_s: float) -> None:
+        """Authenticate and register for the first time.
+
+        Raises:
+            SalternError: at once if the key or the node is refused; UnavailableError after ``patience_s`` without an
+                answer.
+        """
+        deadline_s = monotonic() + patience_s
+        while True:
+            try:
+                await self._register()
+                return
+            except (UnavailableError, DeadlineExceededError):
+                if monotonic() > deadline_s:
+                    raise
+                await asyncio.sleep(BACKOFF_FIRST_S)
+
+    async def run(self) -> None:
+        """Follow the policy and report usage until cancelled, through every absence of the control plane."""
+        backoff_s = BACKOFF_FIRST_S
+        while True:
+            began_s = monotonic()
+            try:
+                await self._follow()
+            except SalternError as error:
+                if isinstance(error, AbortedError):
+                    self._fencing_epoch = 0  # another registration came since: register again
+                if monotonic() - began_s > SETTLED_S:
+                    backoff_s = BACKOFF_FIRST_S
+                # Jitter, so that the nodes of a cluster do not come back all at once.
+                delay_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret hangs on it
+                _log.warning(
+                    "lost touch with the control plane; serving the last policy",
+                    reason=error.reason,
+                    message=error.message,
+                    applied_version=self._node.applied_version,
+                    retry_s=round(delay_s, 2),
+                )
+                await asyncio.sleep(delay_s)
+                backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    async def _follow(self) -> None:
+        """One connection: raises SalternError when it ends."""
+        if not self._fencing_epoch:
+            await self._register()
+        await self._exchange_if_due()
+        streaming = asyncio.create_task(self._stream_policy(), name="policy stream")
+        reporting = asyncio.create_task(self._report_usage(), name="usage reports")
+        try:
+            # Whichever fails first ends both: a report without an answer shows a stream that has died silently.
+            await asyncio.wait({streaming, reporting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (streaming, reporting):
+                task.cancel()
+            outcomes = await asyncio.gather(streaming, reporting, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, asyncio.CancelledError):
+                raise outcome
+
+    async def _stream_policy(self) -> None:
+        call = self._nodes.StreamPolicy(metadata=self._metadata())
+        try:
+            await call.write(self._answer())
+            while isinstance(response := await call.read(), node_pb2.StreamPolicyResponse):
+                await call.write(self._answer(self._apply(response.snapshot)))
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, endpoint=self._endpoint) from None
+        except asyncio.InvalidStateError:
+            await self._raise_status(call)
+        finally:
+            call.cancel()
+        await self._raise_status(call)
+
+    async def _raise_status(
+        self, call: grpc.aio.StreamStreamCall[node_pb2.StreamPolicyRequest, node_pb2.StreamPolicyResponse]
+    ) -> None:
+        """Raise what ended a stream: a write on an ended one only says that it has ended."""
+        code = await call.code()
+        if code is grpc.StatusCode.OK:
+            raise UnavailableError("the control plane closed the policy stream", reason="STREAM_CLOSED")
+        error = grpc.aio.AioRpcError(
+            code, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+        )
+        raise error_from_rpc(error, endpoint=self._endpoint)
+
+    def _apply(self, snapshot: node_pb2.PolicySnapshot) -> str:
+        """Apply a snapshot; return why it could not be, or an empty text. What was in force stays then."""
+        try:
+            self._node.apply(*decode_snapshot(snapshot))
+        except SalternError as error:
+            _log.error("policy refused", version=snapshot.version, reason=error.reason, message=error.message)
+            return str(error)
+        self.has_policy.set()
+        self._report_soon.set()
+        return ""
+
+    def _answer(self, error_message: str = "") -> node_pb2.StreamPolicyRequest:
+        return node_pb2.StreamPolicyRequest(
+            node_id=self._registration.node_id,
+            fencing_epoch=self._fencing_epoch,
+            applied_version=self._node.applied_version,
+            error_message=error_message,
+        )
+
+    async def _report_usage(self) -> None:
+        while True:
+            await self._exchange_if_due()
+            report = node_pb2.ReportUsageRequest(
+                node_id=self._registration.node_id,
+                fencing_epoch=self._fencing_epoch,
+                applied_version=self._node.applied_version,
+                tenants=encode_usage(self._node.usage()),
+            )
+            await self._call(self._nodes.ReportUsage(report, metadata=self._metadata(), timeout=CALL_DEADLINE_S))
+            try:
+                await asyncio.wait_for(self._report_soon.wait(), self._report_interval_s)
+            except TimeoutError:
+                continue
+            await asyncio.sleep(REPORT_GATHER_S)
+            self._report_soon.clear()
+
+    async def _register(self) -> None:
+        await self._exchange_if_due()
+        facts = self._registration
+        request = node_pb2.RegisterNodeRequest(
+            node_id=facts.node_id,
+            endpoint=auth_pb2.NodeEndpoint(
+                node_id=facts.node_id,
+                wire_endpoint=facts.wire_endpoint,
+                grpc_endpoint=facts.grpc_endpoint,
+                shm_path=facts.shm_path,
+                host_id=facts.host_id,
+            ),
+            capacities=[
+                node_pb2.TierCapacity(tier=quotas_pb2.TIER_DRAM, capacity_bytes=facts.dram_capacity_bytes),
+            ],
+            software_version=version("saltern-server"),
+        )
+        response = await self._call(
+            self._nodes.RegisterNode(request, metadata=self._metadata(), timeout=CALL_DEADLINE_S)
+        )
+        self._fencing_epoch = response.fencing_epoch
+        self._report_interval_s = max(response.report_interval.ToTimedelta().total_seconds(), REPORT_GATHER_S)
+        _log.info("registered", node=facts.node_id, fencing_epoch=response.fencing_epoch)
+
+    async def _exchange_if_due(self) -> None:
+        if time() < self._token_expires_s - TOKEN_MARGIN_S:
+            return
+        request = auth_pb2.ExchangeApiKeyRequest(api_key=self._api_key.reveal(), audience=auth_pb2.AUDIENCE_CONTROL)
+        response = await self._call(self._auth.ExchangeApiKey(request, timeout=CALL_DEADLINE_S))
+        if response.tenant_id:
+            raise PermissionDeniedError(
+                f"the API key belongs to tenant {response.tenant_id!r}, not to a node",
+                reason="ROLE_REQUIRED",
+                hint="give --api-key-file a key of the role node, made by a platform administrator",
+            )
+        self._token = response.access_token
+        self._token_expires_s = response.expire_time.seconds
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self._token}"),)
+
+    async def _call(self, call: Awaitable[T]) -> T:
+        """Await a call; raises its failure as an error of the tree."""
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, endpoint=self._endpoint) from None
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            raise InternalError(f"the call to {self._endpoint} failed: {type(error).__name__}") from error

@@ -1,0 +1,135 @@
+"""From the snapshot that the control plane pushes to what a node serves by; and the books it reports back.
+
+A snapshot is taken whole or not at all: one malformed part refuses it, and the node keeps what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+from dataplane.core.usage import NodeUsage
+from saltern.admin.v1 import quotas_pb2, tenants_pb2
+from saltern.auth.v1 import auth_pb2
+from saltern.errors import InvalidArgumentError, SalternError
+from saltern.names import NamespaceId, TenantId, parse_namespace_id, parse_tenant_id
+from saltern.node.v1 import node_pb2
+from saltern.wire import ENTRY_MAX_BYTES
+from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
+from tenants.quota import WEIGHT_DEFAULT, Tier, TierQuota
+from tenants.tokens import KeySet, public_key_from_x
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+_STATES: Final[dict[int, TenantState]] = {
+    tenants_pb2.Tenant.STATE_ACTIVE: TenantState.ACTIVE,
+    tenants_pb2.Tenant.STATE_SUSPENDED: TenantState.SUSPENDED,
+}
+_TIERS: Final[dict[int, Tier]] = {quotas_pb2.TIER_DRAM: Tier.DRAM, quotas_pb2.TIER_SSD: Tier.SSD}
+_JWK_MEMBERS: Final = {"kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "use": "sig"}
+
+
+def decode_snapshot(snapshot: node_pb2.PolicySnapshot) -> tuple[NodePolicy, KeySet]:
+    """Decode and check a snapshot.
+
+    Raises:
+        InvalidArgumentError: POLICY_MALFORMED; the message says which part, and holds no secret because a snapshot
+            has none.
+    """
+    try:
+        if snapshot.version < 1:
+            raise _malformed(f"version {snapshot.version}")
+        policy = NodePolicy(
+            version=snapshot.version,
+            tenants=_unique("tenant", (_decode_tenant(tenant) for tenant in snapshot.tenants)),
+        )
+        return policy, decode_key_set(snapshot.key_set)
+    except SalternError as error:
+        if error.reason == "POLICY_MALFORMED":
+            raise
+        raise _malformed(error.message) from None
+
+
+def decode_key_set(key_set: auth_pb2.KeySet) -> KeySet:
+    """Decode the keys that may sign tokens; raises InvalidArgumentError for any that is not Ed25519."""
+    if not key_set.issuer:
+        raise _malformed("the key set names no issuer")
+    keys = []
+    for key in key_set.keys:
+        if not key.kid or any(getattr(key, member) != value for member, value in _JWK_MEMBERS.items()):
+            raise _malformed(f"key {key.kid[:64]!r} is not an Ed25519 signing key")
+        keys.append((key.kid, public_key_from_x(key.x)))
+    return KeySet(issuer=key_set.issuer, keys=_unique("key", keys))
+
+
+def encode_usage(usage: NodeUsage) -> list[node_pb2.TenantUsage]:
+    """Encode the absolute books and counters of every tenant (I8)."""
+    return [
+        node_pb2.TenantUsage(
+            tenant_id=tenant,
+            tiers=[
+                node_pb2.TenantTierUsage(tier=quotas_pb2.TIER_DRAM, used_bytes=books.used_bytes, entries=books.entries)
+            ],
+            get_hits=books.counters.get_hits,
+            get_misses=books.counters.get_misses,
+            get_bytes=books.counters.get_bytes,
+            put_bytes=books.counters.put_bytes,
+            puts_stored=books.counters.puts_stored,
+            puts_refused=books.counters.puts_refused,
+            evictions=books.counters.evictions,
+            evicted_bytes=books.counters.evicted_bytes,
+        )
+        for tenant, books in usage.tenants.items()
+    ]
+
+
+def _decode_tenant(tenant: node_pb2.TenantPolicy) -> tuple[TenantId, TenantPolicy]:
+    tenant_id = parse_tenant_id(tenant.tenant_id)
+    state = _STATES.get(tenant.state)
+    if state is None:
+        raise _malformed(f"state {tenant.state} of tenant {tenant_id!r}")
+    issue_time = tenant.min_issue_time
+    return tenant_id, TenantPolicy(
+        state=state,
+        tiers=_unique("tier", (_decode_quota(quota) for quota in tenant.tiers)),
+        namespaces=_unique("namespace", (_decode_namespace(namespace) for namespace in tenant.namespaces)),
+        # Rounded up: a token issued within the second of a revocation is refused rather than let through (I10).
+        min_issue_time_s=issue_time.seconds + (issue_time.nanos > 0),
+    )
+
+
+def _decode_quota(quota: quotas_pb2.TierQuota) -> tuple[Tier, TierQuota]:
+    tier = _TIERS.get(quota.tier)
+    if tier is None:
+        raise _malformed(f"tier {quota.tier}")
+    return tier, TierQuota(quota.reserved_bytes, quota.limit_bytes, quota.weight or WEIGHT_DEFAULT)
+
+
+def _decode_namespace(namespace: node_pb2.NamespacePolicy) -> tuple[NamespaceId, NamespacePolicy]:
+    namespace_id = parse_namespace_id(namespace.namespace_id)
+    epochs = tuple(namespace.epochs)
+    if not namespace.uid or not 1 <= namespace.block_bytes <= ENTRY_MAX_BYTES:
+        raise _malformed(f"namespace {namespace_id!r} has no uid or blocks of {namespace.block_bytes} bytes")
+    if any(epoch < 0 for epoch in epochs) or list(epochs) != sorted(set(epochs)):
+        raise _malformed(f"the epochs of namespace {namespace_id!r} do not ascend")
+    return namespace_id, NamespacePolicy(uid=namespace.uid, block_bytes=namespace.block_bytes, epochs=epochs)
+
+
+def _unique(what: str, pairs: Iterable[tuple[KeyT, ValueT]]) -> MappingProxyType[KeyT, ValueT]:
+    """A read-only mapping; raises InvalidArgumentError if a name comes twice: which one counts would be a guess."""
+    mapping: dict[KeyT, ValueT] = {}
+    for key, value in pairs:
+        if key in mapping:
+            raise _malformed(f"{what} {str(key)[:64]!r} comes twice")
+        mapping[key] = value
+    return MappingProxyType(mapping)
+
+
+def _malformed(what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"malformed policy snapshot: {what}",
+        reason="POLICY_MALFORMED",
+        hint="run control plane and nodes of the same release",
+    )
