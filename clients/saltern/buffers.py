@@ -1,0 +1,33 @@
+"""Bytes-like arguments as flat views: checked once, never copied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from saltern.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+def byte_view(payload: Buffer) -> memoryview:
+    """A flat view of the bytes of ``payload``; raises InvalidArgumentError if it has none or they have gaps."""
+    try:
+        view = memoryview(payload)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"a payload must be bytes-like, not {type(payload).__name__}", reason="INVALID_BUFFER"
+        ) from None
+    if not view.c_contiguous:
+        raise InvalidArgumentError("a buffer is not contiguous", reason="INVALID_BUFFER", hint="make a contiguous copy")
+    if not view.nbytes:
+        raise InvalidArgumentError("a buffer is empty", reason="INVALID_BUFFER", hint="an entry has at least one byte")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def room_view(buffer: Buffer) -> memoryview:
+    """A flat, writable view of ``buffer``; raises InvalidArgumentError where there is none."""
+    view = byte_view(buffer)
+    if view.readonly:
+        raise InvalidArgumentError("a buffer to read into is read-only", reason="INVALID_BUFFER")
+    return view

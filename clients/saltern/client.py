@@ -1,0 +1,477 @@
+"""The synchronous client: batches in, results out, never later than the deadline and never an exception for a miss.
+
+::
+
+    with Client(control="127.0.0.1:7700", api_key=secret, namespace="llama-70b") as client:
+        keys = client.block_keys(engine_block_hashes)
+        client.put_many(zip(keys, blocks))
+        for result in client.get_many(keys):
+            match result:
+                case Hit(payload): ...
+                case Miss(cause): ...
+                case Error(error): ...
+
+I10: whatever happens to the node or the network is a miss with its cause, within ``deadline_ms``, which covers token,
+connecting, transfer and retry together. Only wrong use (a key that is not 32 bytes, a closed client) raises, and the
+constructor where it cannot authenticate.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from saltern.breaker import BreakerPolicy
+from saltern.buffers import byte_view, room_view
+from saltern.credentials import ApiKeyCredentials, Credentials, Grant
+from saltern.deadline import Deadline
+from saltern.errors import (
+    EntryTooLargeError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    SalternError,
+    UnavailableError,
+)
+from saltern.keys import KEY_BYTES, BlockHash, BlockKey, BlockKeyDeriver
+from saltern.placement import place_namespace
+from saltern.pool import Failure, NodePool
+from saltern.results import (
+    Deleted,
+    Error,
+    GetResult,
+    Lookup,
+    Miss,
+    Pong,
+    PutResult,
+    Refused,
+    get_result,
+    put_result,
+)
+from saltern.transport.memory import RegisteredBuffer
+from saltern.transport.opening import Transport, open_session
+from saltern.transport.registry import BufferRegistry
+from saltern.transport.session import Session, split_requests
+from saltern.transport.slots import GetSlot, PutSlot
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from saltern.credentials import NodeEndpoint
+
+logger = logging.getLogger("saltern")
+
+#: Milliseconds for the call, a deadline that runs already, or None for the client's default.
+DeadlineMs: TypeAlias = float | Deadline | None
+DEADLINE_DEFAULT_MS = 1000
+SESSIONS_MAX_DEFAULT = 8
+#: One attempt, and one more where the first met an old session or an old token.
+_ATTEMPTS = 2
+
+
+class Client:
+    """Reads and writes the entries of one namespace. Thread-safe; after a fork the child opens sessions of its own."""
+
+    def __init__(
+        self,
+        *,
+        control: str,
+        api_key: str,
+        namespace: str,
+        deadline_ms: float = DEADLINE_DEFAULT_MS,
+        transport: str = "auto",
+        sessions_max: int = SESSIONS_MAX_DEFAULT,
+    ) -> None:
+        """Exchange the API key for a token; nodes are connected to with the first call.
+
+        Args:
+            control: ``host:port`` of the control plane.
+            api_key: the secret of an API key with the role writer or reader.
+            namespace: ``{namespace}`` of the key's tenant.
+            deadline_ms: for each call in all, unless the call gives its own.
+            transport: ``auto`` (shared memory with a node on this host, else TCP), ``shm`` or ``tcp``.
+            sessions_max: connections to a node; more threads than that wait for each other.
+
+        Raises:
+            InvalidArgumentError: an argument is malformed.
+            UnauthenticatedError, PermissionDeniedError: the key or the namespace is not (or no longer) valid.
+            UnavailableError, DeadlineExceededError: the control plane does not answer.
+        """
+        credentials = ApiKeyCredentials(control=control, api_key=api_key, namespace=namespace)
+        self._open(credentials, deadline_ms=deadline_ms, transport=transport, sessions_max=sessions_max)
+
+    @classmethod
+    def from_credentials(
+        cls,
+        credentials: Credentials,
+        *,
+        deadline_ms: float = DEADLINE_DEFAULT_MS,
+        transport: str = "auto",
+        sessions_max: int = SESSIONS_MAX_DEFAULT,
+        breaker: BreakerPolicy | None = None,
+    ) -> Self:
+        """A client of credentials that exist already; it closes them with itself.
+
+        Args:
+            breaker: when a node that fails is left alone, and for how long.
+        """
+        client = cls.__new__(cls)
+        client._open(
+            credentials, deadline_ms=deadline_ms, transport=transport, sessions_max=sessions_max, breaker=breaker
+        )
+        return client
+
+    def _open(
+        self,
+        credentials: Credentials,
+        *,
+        deadline_ms: float,
+        transport: str,
+        sessions_max: int,
+        breaker: BreakerPolicy | None = None,
+    ) -> None:
+        if sessions_max < 1:
+            raise InvalidArgumentError("sessions_max must be at least 1", reason="INVALID_ARGUMENT")
+        try:
+            self._transport = Transport(transport)
+        except ValueError:
+            raise InvalidArgumentError(
+                f"unknown transport {transport!r}", reason="INVALID_TRANSPORT", hint="use auto, shm or tcp"
+            ) from None
+        self._credentials = credentials
+        self._deadline_ms = deadline_ms
+        self._sessions_max = sessions_max
+        self._breaker_policy = breaker or BreakerPolicy()
+        self._registry = BufferRegistry()
+        self._grant = credentials.grant(Deadline(deadline_ms))
+        self._deriver: tuple[int, BlockKeyDeriver] | None = None
+        self._chosen = ""
+        self._closed = False
+        self._lock = threading.Lock()
+        self._pools: dict[NodeEndpoint, NodePool] = {}
+        _clients.add(self)
+
+    # ---- what this client is -------------------------------------------------------------------------------------
+
+    @property
+    def tenant(self) -> str:
+        """The tenant, as the control plane named it; nodes take it from the token (I1)."""
+        return self._grant.tenant
+
+    @property
+    def namespace(self) -> str:
+        return self._grant.namespace
+
+    @property
+    def block_bytes(self) -> int:
+        """The largest entry of the namespace, in bytes."""
+        return self._grant.block_bytes
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in one block of the namespace."""
+        return self._grant.block_tokens
+
+    @property
+    def epoch(self) -> int:
+        """The salt epoch that keys are derived for and sessions are opened under."""
+        return self._grant.epoch
+
+    @property
+    def transport(self) -> str:
+        """``shm`` or ``tcp``: what the last session was opened over; empty before the first."""
+        return self._chosen
+
+    def __repr__(self) -> str:
+        return f"Client(tenant={self.tenant!r}, namespace={self.namespace!r}, transport={self._chosen or None!r})"
+
+    def block_key(self, block_hash: BlockHash) -> BlockKey:
+        """The key of an engine's block under the tenant's current salt; raises InvalidArgumentError for a bad hash."""
+        return self._current_deriver().derive(block_hash)
+
+    def block_keys(self, block_hashes: Iterable[BlockHash]) -> list[BlockKey]:
+        return self._current_deriver().derive_many(block_hashes)
+
+    def allocate(self, size_bytes: int) -> RegisteredBuffer:
+        """Memory whose slices ``put_many`` and ``get_into`` move without a copy: shared with a node on this host.
+
+        Raises:
+            InvalidArgumentError: the size is outside 1 byte .. 64 GiB.
+        """
+        self._require_open()
+        buffer = RegisteredBuffer(size_bytes, shared=self._transport is not Transport.TCP)
+        self._registry.add(buffer)
+        return buffer
+
+    def start_deadline(self, deadline_ms: DeadlineMs = None) -> Deadline:
+        """The deadline of a call that starts now; pass it as ``deadline_ms`` to share it or to cancel the call."""
+        self._require_open()
+        if isinstance(deadline_ms, Deadline):
+            return deadline_ms
+        return Deadline(self._deadline_ms if deadline_ms is None else deadline_ms)
+
+    # ---- entries ------------------------------------------------------------------------------------------------
+
+    def put_many(self, items: Iterable[tuple[BlockKey, Buffer]], *, deadline_ms: DeadlineMs = None) -> list[PutResult]:
+        """Store entries; returns one result for each, in order.
+
+        Args:
+            items: (32-byte key, bytes-like payload of 1 byte to ``block_bytes``). Payloads must not change until the
+                call returns. Slices of ``allocate``\\ d memory are not copied over shared memory.
+            deadline_ms: for the whole call.
+
+        Raises:
+            InvalidArgumentError: a key is not 32 bytes, a payload is empty or not contiguous.
+        """
+        deadline = self.start_deadline(deadline_ms)
+        slots = [PutSlot(_checked_key(key), byte_view(payload)) for key, payload in items]
+        for slot, place in zip(slots, self._registry.locate_doubtful([slot.view for slot in slots]), strict=True):
+            if place is not None:
+                slot.result = Refused(_in_doubt())
+
+        def operation(session: Session) -> None:
+            for slot in slots:
+                if slot.view.nbytes > session.entry_max_bytes:
+                    slot.result = Refused(_too_large(slot.view.nbytes, session.entry_max_bytes))
+            session.put([slot for slot in slots if slot.result is None], deadline)
+
+        failure = self._run(operation, deadline) if slots else None
+        return [slot.result or put_result(_cause(failure)) for slot in slots]
+
+    def get_many(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> list[GetResult]:
+        """Read entries into memory of their own; returns one result for each key, in order.
+
+        Raises:
+            InvalidArgumentError: a key is not 32 bytes.
+        """
+        deadline = self.start_deadline(deadline_ms)
+        return self._get([GetSlot(_checked_key(key), None) for key in keys], deadline)
+
+    def get_into(
+        self, keys: Sequence[BlockKey], buffers: Sequence[Buffer], *, deadline_ms: DeadlineMs = None
+    ) -> list[GetResult]:
+        """Read entry i into ``buffers[i]``; a Hit's payload is the filled part of it.
+
+        An entry longer than its buffer is a Miss with cause EntryTooLargeError. What a buffer holds after anything but
+        a Hit is undefined.
+
+        Raises:
+            InvalidArgumentError: a key is not 32 bytes, a buffer is read-only, empty or not contiguous, or the numbers
+                of keys and buffers differ.
+        """
+        deadline = self.start_deadline(deadline_ms)
+        if len(keys) != len(buffers):
+            raise InvalidArgumentError(f"{len(keys)} keys but {len(buffers)} buffers", reason="INVALID_ARGUMENT")
+        views = [room_view(buffer) for buffer in buffers]
+        slots = [GetSlot(_checked_key(key), view) for key, view in zip(keys, views, strict=True)]
+        return self._get(slots, deadline)
+
+    def lookup(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> Lookup:
+        """Ask which keys are there, without touching them; unasked keys count as absent, with ``error`` saying why."""
+        deadline = self.start_deadline(deadline_ms)
+        wanted = [_checked_key(key) for key in keys]
+        found = bytearray()
+
+        def operation(session: Session) -> None:
+            for request in split_requests(wanted[len(found) :]):
+                found.extend(session.lookup(request, deadline))
+
+        failure = self._run(operation, deadline) if wanted else None
+        present = bytes(found) + bytes(len(wanted) - len(found))
+        prefix = present.find(0)
+        return Lookup(
+            prefix=prefix if prefix >= 0 else len(present),
+            found=tuple(map(bool, present)),
+            error=failure.error if failure else None,
+        )
+
+    def exists(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> list[bool]:
+        """Whether each key is there; False where the node could not be asked (``lookup`` says why)."""
+        return list(self.lookup(keys, deadline_ms=deadline_ms).found)
+
+    def longest_prefix(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> int:
+        """How many keys from the first one on are there without a gap; 0 where the node could not be asked."""
+        return self.lookup(keys, deadline_ms=deadline_ms).prefix
+
+    def delete(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> Deleted:
+        """Delete entries; those that are not there are not an error."""
+        deadline = self.start_deadline(deadline_ms)
+        requests = list(split_requests([_checked_key(key) for key in keys]))
+        counts: list[int] = []
+
+        def operation(session: Session) -> None:
+            for request in requests[len(counts) :]:
+                counts.append(session.delete(request, deadline))
+
+        failure = self._run(operation, deadline) if requests else None
+        return Deleted(sum(counts), failure.error if failure else None)
+
+    def ping(self, *, deadline_ms: DeadlineMs = None) -> Pong | Error:
+        """Ask the node for a sign of life; whatever prevents it is an Error here."""
+        deadline = self.start_deadline(deadline_ms)
+        pongs: list[Pong] = []
+
+        def operation(session: Session) -> None:
+            began_s = time.perf_counter()
+            session.ping(deadline)
+            pongs.append(Pong(session.node, session.transport, time.perf_counter() - began_s))
+
+        failure = self._run(operation, deadline)
+        return Error(failure.error) if failure else pongs[0]
+
+    # ---- life ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close every session; calls in progress in other threads end at once, with a miss."""
+        with self._lock:
+            self._closed = True
+            pools, self._pools = list(self._pools.values()), {}
+        _clients.discard(self)
+        for pool in pools:
+            pool.close()
+        self._credentials.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+
+    def _get(self, slots: list[GetSlot], deadline: Deadline) -> list[GetResult]:
+        for slot, place in zip(slots, self._registry.locate_doubtful([slot.buffer for slot in slots]), strict=True):
+            if place is not None:
+                slot.result = Miss(_in_doubt())
+
+        def operation(session: Session) -> None:
+            for slot in slots:
+                room_bytes = session.entry_max_bytes if slot.buffer is None else slot.buffer.nbytes
+                slot.room_bytes = min(room_bytes, session.entry_max_bytes)
+            session.get([slot for slot in slots if slot.result is None], deadline)
+
+        failure = self._run(operation, deadline) if slots else None
+        return [slot.result or get_result(_cause(failure)) for slot in slots]
+
+    def _run(self, operation: Callable[[Session], None], deadline: Deadline) -> Failure | None:
+        """Run an idempotent operation within the deadline; it takes up what an attempt before it left undone."""
+        failure: Failure | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                grant = self._grant = self._credentials.grant(deadline)
+                pool = self._pool(grant)
+            except SalternError as error:
+                return Failure(error)
+            failure = pool.run(operation, grant, deadline)
+            if failure is None:
+                return None
+            if failure.rejected_token:
+                self._credentials.reject(failure.rejected_token)
+            if isinstance(failure.error, UnavailableError):
+                self._credentials.renew_soon()  # the node may have come back elsewhere
+            if not failure.retry:
+                break
+        return failure
+
+    def _pool(self, grant: Grant) -> NodePool:
+        try:
+            node = place_namespace(grant.namespace, grant.nodes)
+        except UnavailableError:
+            self._credentials.renew_soon()
+            raise
+        with self._lock:
+            pool = self._pools.get(node)
+            if pool is not None:
+                return pool
+            if self._closed:
+                raise UnavailableError("the client was closed", reason="CLIENT_CLOSED")
+            gone = [self._pools.pop(other) for other in list(self._pools) if other not in grant.nodes]
+            pool = self._pools[node] = NodePool(
+                node, self._open_session, sessions_max=self._sessions_max, breaker=self._breaker_policy
+            )
+        for old in gone:
+            old.close()
+        return pool
+
+    def _open_session(self, node: NodeEndpoint, grant: Grant, deadline: Deadline) -> Session:
+        session = open_session(node, grant, self._transport, self._registry, deadline)
+        if session.transport != self._chosen:
+            self._chosen = session.transport
+            logger.info("node %s: session over %s", session.node, session.transport)
+        return session
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise FailedPreconditionError("the client is closed", reason="CLIENT_CLOSED", hint="make a new one")
+
+    def _current_deriver(self) -> BlockKeyDeriver:
+        grant = self._grant
+        cached = self._deriver
+        if cached is not None and cached[0] == grant.epoch:
+            return cached[1]
+        if not grant.salts:
+            raise FailedPreconditionError(
+                "these credentials hold no salt key, so block keys cannot be derived",
+                reason="NO_SALT_KEY",
+                hint="pass salt_key to StaticCredentials, or use an API key",
+            )
+        deriver = BlockKeyDeriver(grant.salts[-1].key, grant.model_fingerprint)
+        self._deriver = (grant.epoch, deriver)
+        return deriver
+
+    def _after_fork(self) -> None:
+        pools, self._pools = list(self._pools.values()), {}
+        self._lock = threading.Lock()
+        self._credentials.after_fork()
+        for pool in pools:
+            pool.forget()
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """A child must not speak on its parent's sessions, nor wait for locks that the parent's threads held."""
+    for client in list(_clients):
+        client._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _checked_key(key: BlockKey) -> BlockKey:
+    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+        raise InvalidArgumentError(
+            f"a block key must be {KEY_BYTES} bytes", reason="INVALID_KEY_LENGTH", hint="derive it with block_key()"
+        )
+    return key
+
+
+def _cause(failure: Failure | None) -> SalternError:
+    """Why a slot has no result."""
+    return failure.error if failure else InternalError("the transport left an entry without a result")
+
+
+def _in_doubt() -> UnavailableError:
+    """Why memory that a late node may still write to is not used (I7)."""
+    return UnavailableError(
+        "a node that missed its deadline may still write to this registered buffer",
+        reason="MEMORY_IN_DOUBT",
+        hint="it is used again as soon as the node has answered or gone; meanwhile take another buffer",
+    )
+
+
+def _too_large(size_bytes: int, limit_bytes: int) -> EntryTooLargeError:
+    return EntryTooLargeError(
+        f"an entry of {size_bytes} bytes is above the limit of {limit_bytes}",
+        hint="store smaller blocks",
+        metadata={"limit_bytes": str(limit_bytes)},
+    )

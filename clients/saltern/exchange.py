@@ -1,0 +1,56 @@
+"""The exchange of an API key for a :class:`~saltern.credentials.Grant`, over gRPC."""
+
+from __future__ import annotations
+
+import grpc
+
+from saltern.auth.v1 import auth_pb2
+from saltern.auth.v1.auth_pb2_grpc import AuthServiceStub
+from saltern.credentials import EpochSalt, Grant, NodeEndpoint
+from saltern.errors import InternalError
+from saltern.keys import KEY_BYTES, SaltKey
+from saltern.names import NamespaceId, TenantId
+from saltern.rpc_errors import error_from_rpc
+
+
+def exchange_api_key(control: str, api_key: str, namespace: NamespaceId, *, timeout_ms: int) -> Grant:
+    """Ask AuthService.ExchangeApiKey for a node token and salt keys of one namespace.
+
+    One channel for each exchange: there is one every few minutes, and a channel that lives on does not survive a fork.
+
+    Raises:
+        SalternError: what the control plane answered, or UnavailableError or DeadlineExceededError of the channel.
+    """
+    request = auth_pb2.ExchangeApiKeyRequest(api_key=api_key, audience=auth_pb2.AUDIENCE_NODE, namespace_id=namespace)
+    with grpc.insecure_channel(control) as channel:
+        try:
+            response = AuthServiceStub(channel).ExchangeApiKey(request, timeout=timeout_ms / 1000)
+        except grpc.RpcError as error:
+            # "from None": the RpcError's text could quote the request.
+            raise error_from_rpc(error, endpoint=control) from None
+    return grant_from_response(response, namespace)
+
+
+def grant_from_response(response: auth_pb2.ExchangeApiKeyResponse, namespace: NamespaceId) -> Grant:
+    """Check and convert an answer of the control plane; raises InternalError where it breaks the contract."""
+    salts = tuple(EpochSalt(salt.epoch, SaltKey(salt.key)) for salt in response.salt_keys)
+    if not response.access_token or not salts or any(len(salt.key) != KEY_BYTES for salt in salts):
+        raise InternalError(
+            "the control plane's answer holds no token or no usable salt key",
+            reason="BAD_EXCHANGE_RESPONSE",
+            hint="check that the control plane is of the same release as this client",
+        )
+    return Grant(
+        access_token=response.access_token,
+        expires_at_s=response.expire_time.seconds + response.expire_time.nanos / 1e9,
+        tenant=TenantId(response.tenant_id),
+        namespace=namespace,
+        nodes=tuple(
+            NodeEndpoint(node.node_id, node.wire_endpoint, node.shm_path, node.host_id) for node in response.nodes
+        ),
+        salts=salts,
+        epoch=salts[-1].epoch,
+        model_fingerprint=response.model_fingerprint.encode(),
+        block_tokens=response.block_tokens,
+        block_bytes=response.block_bytes,
+    )

@@ -1,0 +1,64 @@
+"""Endpoints to socket addresses, within a deadline."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from saltern.deadline import Deadline
+from saltern.errors import InvalidArgumentError, UnavailableError
+
+_ENDPOINT = re.compile(r"(?:\[(?P<ipv6>[0-9a-fA-F:.%a-z]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})", re.ASCII)
+
+
+def parse_endpoint(endpoint: str) -> tuple[str, int]:
+    """Split ``host:port`` or ``[ipv6]:port``; raises InvalidArgumentError for anything else."""
+    match = _ENDPOINT.fullmatch(endpoint)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise InvalidArgumentError(
+            f"endpoint {endpoint[:128]!r} is not host:port", reason="INVALID_ENDPOINT", hint="write host:port"
+        )
+    return match["ipv6"] or match["host"], int(match["port"])
+
+
+def resolve(endpoint: str, deadline: Deadline) -> tuple[str, int]:
+    """Numeric host and port of an endpoint.
+
+    Names are resolved in a thread of their own, because getaddrinfo knows no timeout and a slow name server must not
+    hold the engine (I10).
+
+    Raises:
+        UnavailableError: the name does not resolve.
+        DeadlineExceededError: not in time.
+    """
+    host, port = parse_endpoint(endpoint)
+    try:
+        return _lookup(host, socket.AI_NUMERICHOST), port
+    except socket.gaierror:
+        pass
+    found: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(_lookup(host, 0))
+        except OSError as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="saltern-resolve", daemon=True).start()
+    try:
+        return found.result(timeout=deadline.remaining_s()), port
+    except FutureTimeoutError:
+        raise deadline.error() from None
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot resolve {host[:128]!r}: {error.strerror}",
+            reason="NAME_NOT_RESOLVED",
+            hint="check the node's advertised endpoint",
+        ) from None
+
+
+def _lookup(host: str, flags: int) -> str:
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=flags)[0][4][0])

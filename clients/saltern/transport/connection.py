@@ -1,0 +1,271 @@
+"""A connected stream socket that carries frames: deadlines, scatter/gather, no copies of payloads.
+
+The socket blocks, with the kernel's own SO_RCVTIMEO and SO_SNDTIMEO as deadline. Python's timeouts would poll before
+every call and make MSG_WAITALL useless; so one ``recv_into`` takes a whole entry.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from saltern.deadline import Deadline
+from saltern.errors import ProtocolError, SalternError, StatusCode, UnavailableError
+from saltern.wire import (
+    HEADER_BYTES,
+    BodyT,
+    Empty,
+    ErrorBody,
+    Header,
+    Opcode,
+    decode_body,
+    decode_header,
+    encode_body,
+    encode_request,
+    error_from_body,
+)
+
+if sys.platform != "linux":
+    raise ImportError("the Saltern client needs Linux: it relies on memfd, SCM_RIGHTS and SO_RCVTIMEO")
+
+_IOV_MAX = 1024
+#: Timeouts are set again only when they are off by more than this: a system call saved for each piece of a batch.
+_TIMEOUT_SLACK_S = 0.005
+_BUFFER_BYTES = 4 * 1024 * 1024
+
+
+class Connection:
+    """One socket and the frames on it. Not thread-safe, except for ``abort``.
+
+    ``usable`` turns False for good as soon as the state of the stream is unknown: an interrupted frame, a broken rule,
+    a reply that nobody read. Such a connection is closed, never used again.
+    """
+
+    def __init__(self, address: tuple[str, int] | str, deadline: Deadline, *, peer: str) -> None:
+        """Connect to ``(host, port)`` or to the path of a unix socket.
+
+        Raises:
+            DeadlineExceededError: not connected in time.
+            UnavailableError: refused or unreachable.
+        """
+        self.peer = peer
+        self._request_id = 0
+        self._outstanding = 0
+        self._broken = False
+        self._armed_s = 0.0
+        family = socket.AF_UNIX if isinstance(address, str) else _family(address[0])
+        self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        deadline.on_cancel(self.abort)
+        try:
+            if family != socket.AF_UNIX:
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._arm(deadline)
+            self._socket.connect(address)
+        except OSError as error:
+            self.close()
+            raise self._translate(error, deadline) from None
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def usable(self) -> bool:
+        return not self._broken and self._outstanding == 0
+
+    def is_stale(self) -> bool:
+        """Whether the peer has closed the idle connection, or sent something that nobody asked for."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def send(
+        self,
+        opcode: Opcode,
+        body: msgspec.Struct,
+        deadline: Deadline,
+        *,
+        payload: Sequence[memoryview] = (),
+        descriptor: int | None = None,
+    ) -> int:
+        """Send one request, gathering ``payload`` from where it lies; return its request id."""
+        self._request_id += 1
+        head = encode_request(opcode, self._request_id, encode_body(body), sum(view.nbytes for view in payload))
+        self._outstanding += 1
+        try:
+            if descriptor is not None:
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+                self._arm(deadline)
+                sent_bytes = self._socket.sendmsg([head], ancillary)
+                head = head[sent_bytes:]
+            self._send_all([memoryview(head), *payload], deadline)
+        except OSError as error:
+            raise self._fail(error, deadline) from None
+        except BaseException:
+            self._broken = True
+            raise
+        return self._request_id
+
+    def receive(self, opcode: Opcode, request_id: int, deadline: Deadline) -> tuple[Header, bytes]:
+        """Read header and body of the reply to a request; a payload is the caller's to read, and then to ``complete``.
+
+        Raises:
+            SalternError: the reply's own error; the connection stays usable.
+            ProtocolError: the peer broke the protocol.
+            DeadlineExceededError, UnavailableError: no whole reply.
+        """
+        header = self._decode(self.read_exactly(HEADER_BYTES, deadline))
+        body = self.read_exactly(header.body_bytes, deadline) if header.body_bytes else b""
+        # A node that cannot parse a header answers with request id 0: the error matters more than the mismatch.
+        if header.status != StatusCode.OK:
+            error = self._received_error(header, body)
+            if header.request_id == request_id and header.payload_bytes == 0:
+                self._outstanding -= 1
+            else:
+                self._broken = True
+            raise error
+        if not header.is_reply or header.opcode != opcode or header.request_id != request_id:
+            raise self.violation("the reply does not belong to the request", "REPLY_MISMATCH")
+        if header.payload_bytes == 0:
+            self._outstanding -= 1
+        return header, body
+
+    def complete(self) -> None:
+        """Note that a reply's payload has been read to its end."""
+        self._outstanding -= 1
+
+    def read_exactly(self, size_bytes: int, deadline: Deadline) -> bytes:
+        """Read bytes into fresh memory of their own (no zero-fill: several times cheaper than a bytearray)."""
+        try:
+            self._arm(deadline)
+            data = self._socket.recv(size_bytes, socket.MSG_WAITALL)
+            if len(data) == size_bytes:
+                return data
+            whole = bytearray(size_bytes)
+            whole[: len(data)] = data
+            if not data:
+                raise self._ended()
+            self._receive_into(memoryview(whole)[len(data) :], deadline)
+            return bytes(whole)
+        except OSError as error:
+            raise self._fail(error, deadline) from None
+        except BaseException:
+            self._broken = True
+            raise
+
+    def read_into(self, view: memoryview, deadline: Deadline) -> None:
+        """Fill ``view`` from the stream."""
+        try:
+            self._receive_into(view, deadline)
+        except OSError as error:
+            raise self._fail(error, deadline) from None
+        except BaseException:
+            self._broken = True
+            raise
+
+    def decode(self, kind: type[BodyT], body: bytes) -> BodyT:
+        """Decode a reply's body; a malformed one makes the connection unusable."""
+        try:
+            return decode_body(kind, body)
+        except ProtocolError:
+            self._broken = True
+            raise
+
+    def violation(self, message: str, reason: str) -> ProtocolError:
+        """An error for a broken protocol; makes the connection unusable."""
+        self._broken = True
+        return ProtocolError(f"{self.peer}: {message}", reason=reason, hint="check that both ends are of one release")
+
+    def abort(self) -> None:
+        """Interrupt whatever another thread waits for on this connection."""
+        self._broken = True
+        # On a unix socket only reading ends: after a full shutdown a Drain could no longer tell when the peer hangs up.
+        how = socket.SHUT_RD if self._socket.family == socket.AF_UNIX else socket.SHUT_RDWR
+        with contextlib.suppress(OSError):  # not connected, or closed already
+            self._socket.shutdown(how)
+
+    def detach_for_drain(self) -> socket.socket:
+        """Stop reading and hand over the unix socket, so that the peer's next reply fails and makes it hang up."""
+        self._broken = True
+        with contextlib.suppress(OSError):  # the peer is gone, or too far behind to need one more reply to fail
+            # If all replies have been sent, this one's is what fails.
+            self._socket.send(encode_request(Opcode.PING, 0, encode_body(Empty())), socket.MSG_DONTWAIT)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
+        return self._socket
+
+    def close(self) -> None:
+        self._broken = True
+        self._socket.close()
+
+    def _arm(self, deadline: Deadline) -> None:
+        remaining_s = deadline.remaining_s()
+        if 0 <= self._armed_s - remaining_s <= _TIMEOUT_SLACK_S:
+            return
+        # A zero timeout would mean "for ever": at least a millisecond.
+        microseconds = max(1000, int(remaining_s * 1e6))
+        value = struct.pack("@ll", *divmod(microseconds, 1_000_000))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        self._armed_s = remaining_s
+
+    def _send_all(self, views: list[memoryview], deadline: Deadline) -> None:
+        start = 0
+        while start < len(views):
+            self._arm(deadline)
+            sent_bytes = self._socket.sendmsg(views[start : start + _IOV_MAX])
+            while start < len(views) and sent_bytes >= views[start].nbytes:
+                sent_bytes -= views[start].nbytes
+                start += 1
+            if sent_bytes:
+                views[start] = views[start][sent_bytes:]
+
+    def _receive_into(self, view: memoryview, deadline: Deadline) -> None:
+        while view.nbytes:
+            self._arm(deadline)
+            received_bytes = self._socket.recv_into(view, 0, socket.MSG_WAITALL)
+            if not received_bytes:
+                raise self._ended()
+            view = view[received_bytes:]
+
+    def _decode(self, data: bytes) -> Header:
+        try:
+            return decode_header(data)
+        except ProtocolError:
+            self._broken = True
+            raise
+
+    def _received_error(self, header: Header, body: bytes) -> SalternError:
+        return error_from_body(self.decode(ErrorBody, body), header.status)
+
+    def _ended(self) -> UnavailableError:
+        return UnavailableError(
+            f"{self.peer} closed the session", reason="SESSION_CLOSED", hint="the client connects again by itself"
+        )
+
+    def _fail(self, error: OSError, deadline: Deadline) -> SalternError:
+        self._broken = True
+        return self._translate(error, deadline)
+
+    def _translate(self, error: OSError, deadline: Deadline) -> SalternError:
+        # In a blocking socket EAGAIN (and EINPROGRESS of connect) is the kernel's report of SO_RCVTIMEO or SO_SNDTIMEO.
+        if isinstance(error, BlockingIOError | TimeoutError) or deadline.expired:
+            return deadline.error()
+        return UnavailableError(
+            f"cannot reach {self.peer}: {error.strerror or error}",
+            reason="NODE_UNREACHABLE",
+            hint="check that the node runs and that its endpoint is reachable from here",
+        )
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,60 @@
+"""What is still to be done of a batch: one slot for each entry, filled in place, so that a retry takes up the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from saltern.keys import BlockKey
+from saltern.results import GetResult, PutResult
+from saltern.wire import KEYS_MAX
+
+
+class GetSlot:
+    """One entry to read.
+
+    Attributes:
+        key: 32 bytes.
+        buffer: writable bytes to fill, or None for memory of the result's own.
+        room_bytes: the longest entry that is wanted; known once a session is open.
+        result: None until known.
+    """
+
+    __slots__ = ("buffer", "key", "result", "room_bytes")
+
+    def __init__(self, key: BlockKey, buffer: memoryview | None) -> None:
+        self.key = key
+        self.buffer = buffer
+        self.room_bytes = 0
+        self.result: GetResult | None = None
+
+
+class PutSlot:
+    """One entry to store.
+
+    Attributes:
+        key: 32 bytes.
+        view: the entry's bytes, where the caller has them.
+        result: None until known.
+    """
+
+    __slots__ = ("key", "result", "view")
+
+    def __init__(self, key: BlockKey, view: memoryview) -> None:
+        self.key = key
+        self.view = view
+        self.result: PutResult | None = None
+
+
+def split_frames(sizes_bytes: Sequence[int], *, frame_bytes: int, keys_max: int = KEYS_MAX) -> Iterator[slice]:
+    """Cut a batch into consecutive frames of at most ``keys_max`` entries and ``frame_bytes`` bytes.
+
+    An entry longer than ``frame_bytes`` gets a frame of its own.
+    """
+    start = total_bytes = 0
+    for index, size_bytes in enumerate(sizes_bytes):
+        if index > start and (total_bytes + size_bytes > frame_bytes or index - start >= keys_max):
+            yield slice(start, index)
+            start, total_bytes = index, 0
+        total_bytes += size_bytes
+    if sizes_bytes:
+        yield slice(start, len(sizes_bytes))
