@@ -18,18 +18,14 @@ constructor where it cannot authenticate.
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from saltern.breaker import BreakerPolicy
 from saltern.buffers import byte_view, room_view
-from saltern.credentials import ApiKeyCredentials, Credentials, Grant
+from saltern.credentials import ApiKeyCredentials, Credentials
 from saltern.deadline import Deadline
 from saltern.errors import (
     EntryTooLargeError,
@@ -40,8 +36,6 @@ from saltern.errors import (
     UnavailableError,
 )
 from saltern.keys import KEY_BYTES, BlockHash, BlockKey, BlockKeyDeriver
-from saltern.placement import place_namespace
-from saltern.pool import Failure, NodePool
 from saltern.results import (
     Deleted,
     Error,
@@ -54,18 +48,15 @@ from saltern.results import (
     get_result,
     put_result,
 )
+from saltern.routing import Router
 from saltern.transport.memory import RegisteredBuffer
-from saltern.transport.opening import Transport, open_session
-from saltern.transport.registry import BufferRegistry
+from saltern.transport.opening import Transport
 from saltern.transport.session import Session, split_requests
 from saltern.transport.slots import GetSlot, PutSlot
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from saltern.credentials import NodeEndpoint
-
-logger = logging.getLogger("saltern")
 
 #: Milliseconds for the call, a deadline that runs already, or None for the client's default.
 DeadlineMs: TypeAlias = float | Deadline | None
@@ -139,57 +130,54 @@ class Client:
         if sessions_max < 1:
             raise InvalidArgumentError("sessions_max must be at least 1", reason="INVALID_ARGUMENT")
         try:
-            self._transport = Transport(transport)
+            chosen = Transport(transport)
         except ValueError:
             raise InvalidArgumentError(
                 f"unknown transport {transport!r}", reason="INVALID_TRANSPORT", hint="use auto, shm or tcp"
             ) from None
-        self._credentials = credentials
         self._deadline_ms = deadline_ms
-        self._sessions_max = sessions_max
-        self._breaker_policy = breaker or BreakerPolicy()
-        self._registry = BufferRegistry()
-        self._grant = credentials.grant(Deadline(deadline_ms))
         self._deriver: tuple[int, BlockKeyDeriver] | None = None
-        self._chosen = ""
-        self._closed = False
-        self._lock = threading.Lock()
-        self._pools: dict[NodeEndpoint, NodePool] = {}
-        _clients.add(self)
+        self._router = Router(
+            credentials,
+            chosen,
+            sessions_max=sessions_max,
+            breaker=breaker or BreakerPolicy(),
+            grant=credentials.grant(Deadline(deadline_ms)),
+        )
 
     # ---- what this client is -------------------------------------------------------------------------------------
 
     @property
     def tenant(self) -> str:
         """The tenant, as the control plane named it; nodes take it from the token (I1)."""
-        return self._grant.tenant
+        return self._router.grant.tenant
 
     @property
     def namespace(self) -> str:
-        return self._grant.namespace
+        return self._router.grant.namespace
 
     @property
     def block_bytes(self) -> int:
         """The largest entry of the namespace, in bytes."""
-        return self._grant.block_bytes
+        return self._router.grant.block_bytes
 
     @property
     def block_tokens(self) -> int:
         """Tokens in one block of the namespace."""
-        return self._grant.block_tokens
+        return self._router.grant.block_tokens
 
     @property
     def epoch(self) -> int:
         """The salt epoch that keys are derived for and sessions are opened under."""
-        return self._grant.epoch
+        return self._router.grant.epoch
 
     @property
     def transport(self) -> str:
         """``shm`` or ``tcp``: what the last session was opened over; empty before the first."""
-        return self._chosen
+        return self._router.chosen_transport
 
     def __repr__(self) -> str:
-        return f"Client(tenant={self.tenant!r}, namespace={self.namespace!r}, transport={self._chosen or None!r})"
+        return f"Client(tenant={self.tenant!r}, namespace={self.namespace!r}, transport={self.transport!r})"
 
     def block_key(self, block_hash: BlockHash) -> BlockKey:
         """The key of an engine's block under the tenant's current salt; raises InvalidArgumentError for a bad hash."""
@@ -205,8 +193,8 @@ class Client:
             InvalidArgumentError: the size is outside 1 byte .. 64 GiB.
         """
         self._require_open()
-        buffer = RegisteredBuffer(size_bytes, shared=self._transport is not Transport.TCP)
-        self._registry.add(buffer)
+        buffer = RegisteredBuffer(size_bytes, shared=self._router.transport is not Transport.TCP)
+        self._router.registry.add(buffer)
         return buffer
 
     def start_deadline(self, deadline_ms: DeadlineMs = None) -> Deadline:
@@ -231,7 +219,9 @@ class Client:
         """
         deadline = self.start_deadline(deadline_ms)
         slots = [PutSlot(_checked_key(key), byte_view(payload)) for key, payload in items]
-        for slot, place in zip(slots, self._registry.locate_doubtful([slot.view for slot in slots]), strict=True):
+        for slot, place in zip(
+            slots, self._router.registry.locate_doubtful([slot.view for slot in slots]), strict=True
+        ):
             if place is not None:
                 slot.result = Refused(_in_doubt())
 
@@ -241,8 +231,8 @@ class Client:
                     slot.result = Refused(_too_large(slot.view.nbytes, session.entry_max_bytes))
             session.put([slot for slot in slots if slot.result is None], deadline)
 
-        failure = self._run(operation, deadline) if slots else None
-        return [slot.result or put_result(_cause(failure)) for slot in slots]
+        error = self._router.run(operation, deadline) if slots else None
+        return [slot.result or put_result(_cause(error)) for slot in slots]
 
     def get_many(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> list[GetResult]:
         """Read entries into memory of their own; returns one result for each key, in order.
@@ -282,13 +272,13 @@ class Client:
             for request in split_requests(wanted[len(found) :]):
                 found.extend(session.lookup(request, deadline))
 
-        failure = self._run(operation, deadline) if wanted else None
+        error = self._router.run(operation, deadline) if wanted else None
         present = bytes(found) + bytes(len(wanted) - len(found))
         prefix = present.find(0)
         return Lookup(
             prefix=prefix if prefix >= 0 else len(present),
             found=tuple(map(bool, present)),
-            error=failure.error if failure else None,
+            error=error,
         )
 
     def exists(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> list[bool]:
@@ -309,8 +299,8 @@ class Client:
             for request in requests[len(counts) :]:
                 counts.append(session.delete(request, deadline))
 
-        failure = self._run(operation, deadline) if requests else None
-        return Deleted(sum(counts), failure.error if failure else None)
+        error = self._router.run(operation, deadline) if requests else None
+        return Deleted(sum(counts), error)
 
     def ping(self, *, deadline_ms: DeadlineMs = None) -> Pong | Error:
         """Ask the node for a sign of life; whatever prevents it is an Error here."""
@@ -322,20 +312,14 @@ class Client:
             session.ping(deadline)
             pongs.append(Pong(session.node, session.transport, time.perf_counter() - began_s))
 
-        failure = self._run(operation, deadline)
-        return Error(failure.error) if failure else pongs[0]
+        error = self._router.run(operation, deadline)
+        return Error(error) if error else pongs[0]
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close every session; calls in progress in other threads end at once, with a miss."""
-        with self._lock:
-            self._closed = True
-            pools, self._pools = list(self._pools.values()), {}
-        _clients.discard(self)
-        for pool in pools:
-            pool.close()
-        self._credentials.close()
+        self._router.close()
 
     def __enter__(self) -> Self:
         return self
@@ -348,7 +332,9 @@ class Client:
     # ---- inside -------------------------------------------------------------------------------------------------
 
     def _get(self, slots: list[GetSlot], deadline: Deadline) -> list[GetResult]:
-        for slot, place in zip(slots, self._registry.locate_doubtful([slot.buffer for slot in slots]), strict=True):
+        for slot, place in zip(
+            slots, self._router.registry.locate_doubtful([slot.buffer for slot in slots]), strict=True
+        ):
             if place is not None:
                 slot.result = Miss(_in_doubt())
 
@@ -358,62 +344,15 @@ class Client:
                 slot.room_bytes = min(room_bytes, session.entry_max_bytes)
             session.get([slot for slot in slots if slot.result is None], deadline)
 
-        failure = self._run(operation, deadline) if slots else None
-        return [slot.result or get_result(_cause(failure)) for slot in slots]
-
-    def _run(self, operation: Callable[[Session], None], deadline: Deadline) -> Failure | None:
-        """Run an idempotent operation within the deadline; it takes up what an attempt before it left undone."""
-        failure: Failure | None = None
-        for _ in range(_ATTEMPTS):
-            try:
-                grant = self._grant = self._credentials.grant(deadline)
-                pool = self._pool(grant)
-            except SalternError as error:
-                return Failure(error)
-            failure = pool.run(operation, grant, deadline)
-            if failure is None:
-                return None
-            if failure.rejected_token:
-                self._credentials.reject(failure.rejected_token)
-            if isinstance(failure.error, UnavailableError):
-                self._credentials.renew_soon()  # the node may have come back elsewhere
-            if not failure.retry:
-                break
-        return failure
-
-    def _pool(self, grant: Grant) -> NodePool:
-        try:
-            node = place_namespace(grant.namespace, grant.nodes)
-        except UnavailableError:
-            self._credentials.renew_soon()
-            raise
-        with self._lock:
-            pool = self._pools.get(node)
-            if pool is not None:
-                return pool
-            if self._closed:
-                raise UnavailableError("the client was closed", reason="CLIENT_CLOSED")
-            gone = [self._pools.pop(other) for other in list(self._pools) if other not in grant.nodes]
-            pool = self._pools[node] = NodePool(
-                node, self._open_session, sessions_max=self._sessions_max, breaker=self._breaker_policy
-            )
-        for old in gone:
-            old.close()
-        return pool
-
-    def _open_session(self, node: NodeEndpoint, grant: Grant, deadline: Deadline) -> Session:
-        session = open_session(node, grant, self._transport, self._registry, deadline)
-        if session.transport != self._chosen:
-            self._chosen = session.transport
-            logger.info("node %s: session over %s", session.node, session.transport)
-        return session
+        error = self._router.run(operation, deadline) if slots else None
+        return [slot.result or get_result(_cause(error)) for slot in slots]
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self._router.closed:
             raise FailedPreconditionError("the client is closed", reason="CLIENT_CLOSED", hint="make a new one")
 
     def _current_deriver(self) -> BlockKeyDeriver:
-        grant = self._grant
+        grant = self._router.grant
         cached = self._deriver
         if cached is not None and cached[0] == grant.epoch:
             return cached[1]
@@ -427,25 +366,6 @@ class Client:
         self._deriver = (grant.epoch, deriver)
         return deriver
 
-    def _after_fork(self) -> None:
-        pools, self._pools = list(self._pools.values()), {}
-        self._lock = threading.Lock()
-        self._credentials.after_fork()
-        for pool in pools:
-            pool.forget()
-
-
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """A child must not speak on its parent's sessions, nor wait for locks that the parent's threads held."""
-    for client in list(_clients):
-        client._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
 
 def _checked_key(key: BlockKey) -> BlockKey:
     if not isinstance(key, bytes) or len(key) != KEY_BYTES:
@@ -455,9 +375,9 @@ def _checked_key(key: BlockKey) -> BlockKey:
     return key
 
 
-def _cause(failure: Failure | None) -> SalternError:
+def _cause(error: SalternError | None) -> SalternError:
     """Why a slot has no result."""
-    return failure.error if failure else InternalError("the transport left an entry without a result")
+    return error or InternalError("the transport left an entry without a result")
 
 
 def _in_doubt() -> UnavailableError:
