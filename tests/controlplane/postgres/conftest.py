@@ -5,11 +5,14 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from controlplane.postgres import EmbeddedPostgres, PostgresConfig
 
 # Starts a server, says so, and keeps it until its input ends.
 LAUNCHER = """
@@ -20,6 +23,24 @@ with EmbeddedPostgres(PostgresConfig(Path(sys.argv[1]), bin_dir=Path(sys.argv[2]
     print("ready", flush=True)
     sys.stdin.read()
 """
+
+
+@pytest.fixture(scope="session")
+def initialized() -> Iterator[Path]:
+    """A data directory that a server has run in, stopped; only to be copied."""
+    with tempfile.TemporaryDirectory(prefix="saltern-test-") as name:
+        Path(name).chmod(0o755)
+        data_dir = Path(name) / "postgres"
+        with EmbeddedPostgres(PostgresConfig(data_dir)):
+            pass
+        yield data_dir
+
+
+@pytest.fixture
+def used_data_dir(initialized: Path, reachable_tmp_path: Path) -> Path:
+    """A data directory of one's own that a server has run in, in a tenth of the time that making one takes."""
+    subprocess.run(["cp", "-a", initialized, reachable_tmp_path / "postgres"], check=True)
+    return reachable_tmp_path / "postgres"
 
 
 class LauncherProcess:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
-from controlplane.postgres.account import choose_account
+from controlplane.postgres.account import ServerAccount, choose_account
 from controlplane.postgres.binaries import ServerBinaries, find_binaries
 from controlplane.postgres.process import ProcessHandle
 from saltern.errors import FailedPreconditionError, UnavailableError
@@ -30,60 +32,67 @@ def fake_bin_dir(folder: Path, binaries: ServerBinaries, initdb: str) -> Path:
     return folder
 
 
-def test_kill_9_of_the_launcher_ends_the_server(reachable_tmp_path: Path, launch, watch) -> None:
-    launcher = launch(reachable_tmp_path / "postgres")
+def as_account(account: ServerAccount) -> dict[str, Any]:
+    """Arguments of ``subprocess`` that run a program as the server's account."""
+    return {} if account.is_self else {"user": account.uid, "group": account.gid, "extra_groups": []}
+
+
+def test_kill_9_of_the_launcher_ends_the_server(used_data_dir: Path, launch, watch) -> None:
+    launcher = launch(used_data_dir)
     launcher.wait_ready()
-    gone = watch(reachable_tmp_path / "postgres")
+    gone = watch(used_data_dir)
     launcher.kill()
     assert gone()
-    with EmbeddedPostgres(PostgresConfig(reachable_tmp_path / "postgres")) as server:
+    with EmbeddedPostgres(PostgresConfig(used_data_dir)) as server:
         with server.connect("app") as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_start_after_kill_9_of_everything_replays_the_log(reachable_tmp_path: Path, launch, watch) -> None:
-    data_dir = reachable_tmp_path / "postgres"
-    launcher = launch(data_dir)
+def test_start_after_kill_9_of_everything_replays_the_log(used_data_dir: Path, launch, watch) -> None:
+    launcher = launch(used_data_dir)
     launcher.wait_ready()
-    gone = watch(data_dir)
-    pid = int((data_dir / "cluster" / "postmaster.pid").read_text().splitlines()[0])
+    gone = watch(used_data_dir)
+    pid = int((used_data_dir / "cluster" / "postmaster.pid").read_text().splitlines()[0])
     with ProcessHandle(pid) as postmaster:
         postmaster.send(signal.SIGKILL)
     launcher.kill()
     assert gone()
-    # As after a container's restart: the pid in the stale file now is somebody else's.
-    stale = data_dir / "cluster" / "postmaster.pid"
-    stale.write_text(stale.read_text().replace(str(pid), str(os.getpid()), 1))
-    with EmbeddedPostgres(PostgresConfig(data_dir)) as server, server.connect("app") as connection:
-        assert connection.execute("SELECT 1").fetchone() == (1,)
-    assert "was not properly shut down" in (data_dir / "server.log").read_text()
+    # As after a container's restart: the pid in the stale file now is another process's, of the same user.
+    stale = used_data_dir / "cluster" / "postmaster.pid"
+    account = choose_account(used_data_dir / "cluster")
+    with ExitStack() as stack:
+        stranger = stack.enter_context(subprocess.Popen(["sleep", "600"], **as_account(account)))
+        stack.callback(stranger.kill)
+        stale.write_text(stale.read_text().replace(str(pid), str(stranger.pid), 1))
+        with EmbeddedPostgres(PostgresConfig(used_data_dir)) as server, server.connect("app") as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+        assert stranger.poll() is None
+    assert "was not properly shut down" in (used_data_dir / "server.log").read_text()
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
-def test_orphaned_server_is_ended_before_start(reachable_tmp_path: Path, binaries, watch, stopped: bool) -> None:
+def test_orphaned_server_is_ended_before_start(
+    used_data_dir: Path, reachable_tmp_path: Path, binaries, watch, stopped: bool
+) -> None:
     """An orphan that the parent-death signal did not end: started by hand, or frozen and deaf to signals."""
-    data_dir = reachable_tmp_path / "postgres"
-    config = PostgresConfig(data_dir)
-    with EmbeddedPostgres(config):
-        pass
-    account = choose_account(data_dir / "cluster")
-    identity = {} if account.is_self else {"user": account.uid, "group": account.gid, "extra_groups": []}
+    config = PostgresConfig(used_data_dir, stop_timeout_s=1 if stopped else 30)
+    account = choose_account(used_data_dir / "cluster")
     socket_dir = reachable_tmp_path / "orphan"
     socket_dir.mkdir()
     os.chown(socket_dir, account.uid, account.gid)
     options = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={socket_dir}"]
     orphan = subprocess.Popen(
-        [binaries.postgres, "-D", data_dir / "cluster", *options],
+        [binaries.postgres, "-D", used_data_dir / "cluster", *options],
         stderr=subprocess.PIPE,
         cwd="/",
         text=True,
-        **identity,
+        **as_account(account),
     )
     with orphan:
         assert orphan.stderr is not None
         while "ready to accept connections" not in orphan.stderr.readline():
             assert orphan.poll() is None
-        gone = watch(data_dir)
+        gone = watch(used_data_dir)
         if stopped:
             orphan.send_signal(signal.SIGSTOP)
         server = EmbeddedPostgres(config)
@@ -94,17 +103,16 @@ def test_orphaned_server_is_ended_before_start(reachable_tmp_path: Path, binarie
     assert orphan.returncode == (-signal.SIGKILL if stopped else 0)
 
 
-def test_second_launcher_is_refused_and_told_the_pid(reachable_tmp_path: Path, launch) -> None:
-    data_dir = reachable_tmp_path / "postgres"
-    launcher = launch(data_dir)
+def test_second_launcher_is_refused_and_told_the_pid(used_data_dir: Path, launch) -> None:
+    launcher = launch(used_data_dir)
     launcher.wait_ready()
     with pytest.raises(FailedPreconditionError, match=f"process {launcher.process.pid}") as caught:
-        EmbeddedPostgres(PostgresConfig(data_dir)).start()
+        EmbeddedPostgres(PostgresConfig(used_data_dir)).start()
     assert caught.value.reason == "POSTGRES_DATA_DIR_LOCKED"
     # The refused one has not disturbed the other: it ends in order, and its folder is free again.
     _, _ = launcher.process.communicate("")
     assert launcher.process.returncode == 0
-    with EmbeddedPostgres(PostgresConfig(data_dir)):
+    with EmbeddedPostgres(PostgresConfig(used_data_dir)):
         pass
 
 

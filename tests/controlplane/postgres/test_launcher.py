@@ -45,22 +45,24 @@ def test_url_works_with_sqlalchemy_and_masks_the_password(postgres) -> None:
     engine.dispose()
 
 
-def test_server_thread_outlives_the_thread_that_started_it(reachable_tmp_path: Path) -> None:
+def test_server_outlives_the_thread_that_started_it(used_data_dir: Path) -> None:
     """The kernel sends the parent-death signal when the forking thread ends; the caller's may be a short one."""
-    server = EmbeddedPostgres(PostgresConfig(reachable_tmp_path / "postgres"))
+    server = EmbeddedPostgres(PostgresConfig(used_data_dir))
     starter = threading.Thread(target=server.start)
     starter.start()
     starter.join()
+    while Path(f"/proc/self/task/{starter.native_id}").exists():  # join() returns a moment before the kernel's exit
+        os.sched_yield()
     try:
         with server.connect("app") as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
     finally:
         server.stop()
-    assert "fast shutdown" in (reachable_tmp_path / "postgres" / "server.log").read_text()
+    assert "fast shutdown" in (used_data_dir / "server.log").read_text()
 
 
-def test_stop_is_repeatable_and_start_is_not(reachable_tmp_path: Path) -> None:
-    server = EmbeddedPostgres(PostgresConfig(reachable_tmp_path / "postgres"))
+def test_stop_is_repeatable_and_start_is_not(used_data_dir: Path) -> None:
+    server = EmbeddedPostgres(PostgresConfig(used_data_dir))
     server.stop()
     with server:
         with pytest.raises(FailedPreconditionError, match="running already"):
@@ -68,6 +70,9 @@ def test_stop_is_repeatable_and_start_is_not(reachable_tmp_path: Path) -> None:
     server.stop()
     with pytest.raises(FailedPreconditionError, match="not running"):
         server.url("app")
+    with pytest.raises(FailedPreconditionError, match="not running"):
+        with server.connect("app"):
+            pass
 
 
 def test_there_is_no_tcp_listener(postgres) -> None:
@@ -158,21 +163,17 @@ def test_unreachable_data_dir_is_named(tmp_path: Path) -> None:
     assert "--data-dir" in caught.value.hint
 
 
-def test_other_versions_cluster_is_refused(reachable_tmp_path: Path) -> None:
-    server = EmbeddedPostgres(PostgresConfig(reachable_tmp_path / "postgres"))
-    with server:
-        pass
-    (reachable_tmp_path / "postgres" / "cluster" / "PG_VERSION").write_text("9\n")
+def test_other_versions_cluster_is_refused(used_data_dir: Path) -> None:
+    server = EmbeddedPostgres(PostgresConfig(used_data_dir))
+    (used_data_dir / "cluster" / "PG_VERSION").write_text("9\n")
     with pytest.raises(FailedPreconditionError, match="made by PostgreSQL 9") as caught:
         server.start()
     assert caught.value.reason == "POSTGRES_VERSION_MISMATCH"
 
 
-def test_early_exit_quotes_the_log(reachable_tmp_path: Path) -> None:
-    server = EmbeddedPostgres(PostgresConfig(reachable_tmp_path / "postgres"))
-    with server:
-        pass
-    with (reachable_tmp_path / "postgres" / "cluster" / "postgresql.conf").open("a") as file:
+def test_early_exit_quotes_the_log(used_data_dir: Path) -> None:
+    server = EmbeddedPostgres(PostgresConfig(used_data_dir))
+    with (used_data_dir / "cluster" / "postgresql.conf").open("a") as file:
         file.write("no_such_setting = 1\n")
     with pytest.raises(UnavailableError, match="no_such_setting") as caught:
         server.start()
@@ -192,11 +193,9 @@ def test_missing_or_damaged_passwords_are_named(reachable_tmp_path: Path, conten
     assert caught.value.reason == "POSTGRES_PASSWORDS_MISSING"
 
 
-def test_passwords_of_another_database_are_refused(reachable_tmp_path: Path) -> None:
-    server = EmbeddedPostgres(PostgresConfig(reachable_tmp_path / "postgres"))
-    with server:
-        pass
-    passwords = reachable_tmp_path / "postgres" / "passwords.json"
+def test_passwords_of_another_database_are_refused(used_data_dir: Path) -> None:
+    server = EmbeddedPostgres(PostgresConfig(used_data_dir))
+    passwords = used_data_dir / "passwords.json"
     secret = read_passwords(passwords)["superuser"]
     passwords.write_text(passwords.read_text().replace(secret, "x" * len(secret)))
     with pytest.raises(FailedPreconditionError, match="does not accept the password"):
