@@ -269,11 +269,9 @@ class _Paths:
 
 def _prepare_data_dir(paths: _Paths) -> ServerAccount:
     """Make the data directory where missing, and choose an account that can reach it."""
-    made = not paths.data_dir.exists()
-    paths.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     account = choose_account(paths.cluster)
-    if made and not account.is_self:
-        paths.data_dir.chmod(0o711)  # to pass through, not to list
+    # Another account has to pass through to its cluster, but not to list. A folder made by others keeps its mode.
+    paths.data_dir.mkdir(mode=0o700 if account.is_self else 0o711, parents=True, exist_ok=True)
     check_data_dir_reachable(paths.data_dir, account)
     return account
 
