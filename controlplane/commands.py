@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from saltern.cli.parameters import SIZE
+
 _PATH = click.Path(path_type=Path)
 
 
@@ -33,3 +35,40 @@ def serve_control(ready_file: Path | None, **given: object) -> None:
     settings = load_settings(**given)
     configure_logging()
     asyncio.run(serve(settings, ready_file=ready_file))
+
+
+@click.command("up")
+@click.option(
+    "--data-dir",
+    type=_PATH,
+    envvar="SALTERN_DATA_DIR",
+    help="Where everything is kept. [root: /var/lib/saltern, else ~/.local/share/saltern]",
+)
+@click.option("--nodes", type=click.IntRange(0, 64), default=1, show_default=True, help="Number of cache nodes.")
+@click.option("--dram", type=SIZE, default="1GiB", show_default=True, help="Cache memory of each node.")
+@click.option(
+    "--ports",
+    type=click.Choice(["fixed", "auto"]),
+    default="fixed",
+    show_default=True,
+    help="fixed: 7700 and up; auto: any free ports, for a second stack on this machine.",
+)
+@click.option(
+    "--database-url",
+    metavar="URL",
+    envvar="SALTERN_DATABASE_URL",
+    help="A PostgreSQL to use instead of a private one.",
+)
+def up(data_dir: Path | None, nodes: int, dram: int, ports: str, database_url: str | None) -> None:
+    """Run control plane, Postgres and nodes on this machine until stopped."""
+    from controlplane.up import StackOptions, run_stack
+    from saltern.cli.settings import default_data_dir
+
+    options = StackOptions(
+        data_dir=(data_dir or default_data_dir()).expanduser().absolute(),
+        nodes=nodes,
+        dram_bytes=dram,
+        fixed_ports=ports == "fixed",
+        database_url=database_url,
+    )
+    asyncio.run(run_stack(options, click.echo, lambda line: click.echo(line, err=True)))

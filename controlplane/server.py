@@ -24,6 +24,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 import migrations
+from controlplane import admin
 from controlplane.audit import DenialLog
 from controlplane.auth.bootstrap import ensure_bootstrap
 from controlplane.auth.door import AuthenticationDoor
@@ -34,6 +35,7 @@ from controlplane.clock import Clock, utc_now
 from controlplane.db import connect
 from controlplane.files import announced
 from controlplane.node.policy_feed import PolicyFeed
+from controlplane.node.registry import LOST_AFTER
 from controlplane.node.service import NodeService
 from controlplane.secrets import load_key_encryption_key
 from controlplane.settings import ControlSettings, Endpoint
@@ -61,8 +63,10 @@ _OPTIONS: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", _CLIENT_PING_INTERVAL_MIN_MS),
 )
-SERVICE_NAMES: Final = tuple(
-    service.full_name for contract in (auth_pb2, node_pb2) for service in contract.DESCRIPTOR.services_by_name.values()
+SERVICE_NAMES: Final = (
+    auth_pb2.DESCRIPTOR.services_by_name["AuthService"].full_name,
+    node_pb2.DESCRIPTOR.services_by_name["NodeService"].full_name,
+    *admin.SERVICE_NAMES,
 )
 _BIND_HINTS: Final = {
     errno.EADDRINUSE: "stop what uses it (`ss -ltnp` shows it), or choose another port; port 0 takes any free one",
@@ -144,6 +148,16 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
                 clock=clock,
             ),
             server,
+        )
+        admin.add_services(
+            server,
+            admin.AdminParts(
+                database=database,
+                key_encryption_key=key_encryption_key,
+                denials=denials,
+                clock=clock,
+                node_lost_after=LOST_AFTER,
+            ),
         )
         node_pb2_grpc.add_NodeServiceServicer_to_server(NodeService(database, feed, key_ring.key_set, clock), server)
         health_service = await _add_health_and_reflection(server, SERVICE_NAMES)

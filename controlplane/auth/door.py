@@ -8,7 +8,7 @@ with a whole status, and so that the caller is set for exactly the coroutine tha
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
@@ -21,7 +21,7 @@ from controlplane.rpc import Context, to_saltern_error
 from saltern.errors import FailedPreconditionError, PermissionDeniedError, ResourceExhaustedError, UnauthenticatedError
 from saltern.rpc_errors import abort
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 OPEN_SERVICES: Final = frozenset(
     {
         "saltern.auth.v1.AuthService",

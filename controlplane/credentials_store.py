@@ -1,0 +1,91 @@
+"""The credentials of an embedded stack: made once, kept as files (0600) beside its data.
+
+``admin.key`` administers the platform; ``node.key`` lets the stack's own nodes register.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from controlplane.files import write_private_file
+from saltern.admin.v1 import credentials_pb2
+from saltern.admin_client import AdminClient, open_channel, read_api_key
+from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
+from saltern.errors import AlreadyExistsError, FailedPreconditionError, UnauthenticatedError
+from saltern.names import ApiKeyId, api_key_name
+from saltern.rpc_errors import error_from_rpc
+
+ADMIN_KEY_FILE: Final = "admin.key"
+NODE_KEY_FILE: Final = "node.key"
+_NODE_API_KEY_ID: Final = ApiKeyId("embedded-node")
+_DEADLINE_S: Final = 30
+
+
+def ensure_credentials(endpoint: str, bootstrap_token_file: Path, credentials_dir: Path) -> None:
+    """Make what is missing of the two keys in ``credentials_dir``, and check the others.
+
+    Raises:
+        FailedPreconditionError: ADMIN_KEY_LOST: the deployment was set up before and its admin key is not here.
+        SalternError: the control plane refuses or cannot be reached.
+    """
+    admin_key_file = credentials_dir / ADMIN_KEY_FILE
+    if not admin_key_file.exists():
+        write_private_file(admin_key_file, _redeem(endpoint, bootstrap_token_file, admin_key_file) + "\n")
+    with AdminClient(endpoint, read_api_key(admin_key_file)) as admin:
+        try:
+            admin.exchange(auth_pb2.AUDIENCE_CONTROL)
+        except UnauthenticatedError:
+            raise _admin_key_lost(admin_key_file, "does not open this deployment") from None
+        node_key_file = credentials_dir / NODE_KEY_FILE
+        if not _is_valid(endpoint, node_key_file):
+            write_private_file(node_key_file, _create_node_key(admin) + "\n")
+
+
+def _redeem(endpoint: str, bootstrap_token_file: Path, admin_key_file: Path) -> str:
+    try:
+        token = bootstrap_token_file.read_text().strip()
+    except FileNotFoundError:
+        raise _admin_key_lost(admin_key_file, "is missing, and the bootstrap token was redeemed before") from None
+    request = auth_pb2.RedeemBootstrapTokenRequest(bootstrap_token=token)
+    try:
+        with open_channel(endpoint) as channel:
+            stub = auth_pb2_grpc.AuthServiceStub(channel)
+            return stub.RedeemBootstrapToken(request, timeout=_DEADLINE_S).secret
+    except grpc.RpcError as error:
+        raise error_from_rpc(error, endpoint=endpoint) from None
+
+
+def _is_valid(endpoint: str, key_file: Path) -> bool:
+    if not key_file.exists():
+        return False
+    with AdminClient(endpoint, read_api_key(key_file)) as client:
+        try:
+            client.exchange(auth_pb2.AUDIENCE_CONTROL)
+        except UnauthenticatedError:
+            return False
+        return True
+
+
+def _create_node_key(admin: AdminClient) -> str:
+    """A new key for the stack's nodes; one whose secret was lost in a crash is replaced."""
+    request = credentials_pb2.CreateApiKeyRequest(
+        api_key_id=_NODE_API_KEY_ID,
+        api_key=credentials_pb2.ApiKey(role=credentials_pb2.ROLE_NODE, display_name="nodes of the embedded stack"),
+    )
+    try:
+        return admin.call(admin.credentials.CreateApiKey, request).secret
+    except AlreadyExistsError:
+        name = api_key_name(None, _NODE_API_KEY_ID)
+        admin.call(admin.credentials.DeleteApiKey, credentials_pb2.DeleteApiKeyRequest(name=name))
+        return admin.call(admin.credentials.CreateApiKey, request).secret
+
+
+def _admin_key_lost(admin_key_file: Path, what: str) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"the admin key {admin_key_file} {what}",
+        reason="ADMIN_KEY_LOST",
+        hint="restore it from a backup, or begin with an empty --data-dir",
+    )

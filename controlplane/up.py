@@ -1,0 +1,265 @@
+"""``saltern up``: the whole stack on one machine, as one tree of processes that starts and ends together.
+
+::
+
+    up ── Postgres          unless --database-url names another one
+       ├─ control plane     serve control
+       └─ node-1, ...       serve node
+
+What lies in the data directory::
+
+    up.lock             held (flock) while a stack runs here; contains its pid
+    run.json            where everything is, while the stack serves; the command line finds the stack by it
+    postgres/           the database
+    control/            key-encryption key; until it is redeemed, the bootstrap token
+    credentials/        admin.key, node.key (0600)
+    node-N/             state of each node
+    run/                ready files and sockets of the processes
+    log/                one log for each process
+
+Everything started is pushed onto one exit stack; whatever ends the stack (a signal, a failed start, a child that died)
+unwinds it, so the order of stopping is the reverse order of starting. After kill -9 the kernel ends the children, and
+the next start takes up what the data directory holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from controlplane.auth import bootstrap
+from controlplane.child_process import ChildProcess
+from controlplane.credentials_store import ADMIN_KEY_FILE, NODE_KEY_FILE, ensure_credentials
+from controlplane.files import announced
+from controlplane.postgres import EmbeddedPostgres, PostgresConfig
+from controlplane.postgres.lock import launcher_lock
+from controlplane.settings import CONTROL_PORT_DEFAULT
+from saltern.errors import FailedPreconditionError, InternalError
+from saltern.sizes import format_size
+
+NODES_MAX: Final = 64
+_SOCKET_PATH_MAX_BYTES: Final = 107  # sockaddr_un.sun_path less its NUL
+_HOST: Final = "127.0.0.1"
+_READY_TEXT: Final = """
+Saltern is ready: control plane on {endpoint}. In another terminal:
+
+    saltern tenant create acme
+
+Ctrl-C stops it."""
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What to run.
+
+    Attributes:
+        data_dir: absolute; made where missing.
+        nodes: number of cache nodes; none is a control plane alone.
+        dram_bytes: cache memory of each node.
+        fixed_ports: 7700 and up, or else any free ports.
+        database_url: a PostgreSQL to use instead of a private one, or None.
+    """
+
+    data_dir: Path
+    nodes: int
+    dram_bytes: int
+    fixed_ports: bool
+    database_url: str | None = None
+
+    def port(self, offset: int) -> int:
+        return CONTROL_PORT_DEFAULT + offset if self.fixed_ports else 0
+
+
+async def run_stack(options: StackOptions, say: Say, report: Say) -> None:
+    """Run the stack until SIGINT, SIGTERM or SIGHUP; a second signal kills instead of waiting.
+
+    Args:
+        say: called with each line of progress.
+        report: called with the last log lines of a child that failed.
+
+    Raises:
+        FailedPreconditionError: the data directory is in use (names the pid) or not usable.
+        InternalError: a child ended by itself; its last log lines were reported.
+        SalternError: a part cannot start.
+    """
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    _prepare_data_dir(options.data_dir)
+    with launcher_lock(options.data_dir / "up.lock"):
+        serving = asyncio.create_task(_Stack(options, say, report, hurry).run(), name="stack")
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not serving.done():
+            say("stopping")
+            serving.cancel()
+            await asyncio.wait({serving})
+        if not serving.cancelled():
+            serving.result()
+    say(f"stopped; the data stays in {options.data_dir}")
+
+
+class _Stack:
+    """One run of the stack."""
+
+    def __init__(self, options: StackOptions, say: Say, report: Say, hurry: asyncio.Event) -> None:
+        self._options = options
+        self._say = say
+        self._report = report
+        self._hurry = hurry
+        self._dir = options.data_dir
+        self._children: list[ChildProcess] = []
+
+    async def run(self) -> None:
+        """Start everything, serve until cancelled or until a child ends by itself, stop everything."""
+        async with AsyncExitStack() as exits:
+            run_file = await self._start(exits)
+            exits.enter_context(announced(self._dir / "run.json", run_file))
+            self._say(_READY_TEXT.format(endpoint=run_file["control_endpoint"]))
+            raise await self._first_failure()
+
+    async def _start(self, exits: AsyncExitStack) -> dict[str, object]:
+        for folder in ("run", "log", "credentials", "control"):
+            (self._dir / folder).mkdir(mode=0o700, exist_ok=True)
+        environment = await self._start_database(exits)
+        endpoint = await self._start_control(exits, environment)
+        credentials_dir = self._dir / "credentials"
+        await asyncio.to_thread(
+            ensure_credentials, endpoint, self._dir / "control" / bootstrap.FILE_NAME, credentials_dir
+        )
+        sockets_dir = self._sockets_dir(exits)
+        nodes = [
+            await self._start_node(exits, number, endpoint, sockets_dir) for number in range(1, self._options.nodes + 1)
+        ]
+        return {
+            "control_endpoint": endpoint,
+            "nodes": nodes,
+            "admin_api_key_file": str(credentials_dir / ADMIN_KEY_FILE),
+            "pid": os.getpid(),
+            "log_dir": str(self._dir / "log"),
+        }
+
+    async def _start_database(self, exits: AsyncExitStack) -> dict[str, str]:
+        """Start Postgres; return the environment that tells the control plane of it."""
+        if self._options.database_url is not None:
+            self._say("postgres    the one of --database-url")
+            return {"SALTERN_DATABASE_URL": self._options.database_url}
+        self._say("postgres    starting")
+        server = EmbeddedPostgres(PostgresConfig(self._dir / "postgres"))
+        starting = asyncio.create_task(asyncio.to_thread(server.start))
+
+        async def stop() -> None:
+            await asyncio.wait({starting})  # a start cannot be broken off: it is over within seconds
+            await asyncio.to_thread(server.stop)
+
+        exits.push_async_callback(stop)
+        await asyncio.shield(starting)
+        return {
+            "SALTERN_DATABASE_URL": server.url("app").render_as_string(hide_password=False),
+            "SALTERN_MIGRATION_DATABASE_URL": server.url("owner").render_as_string(hide_password=False),
+        }
+
+    async def _start_control(self, exits: AsyncExitStack, environment: Mapping[str, str]) -> str:
+        """Start the control plane; return its endpoint."""
+        arguments = ["serve", "control", "--listen", f"{_HOST}:{self._options.port(0)}"]
+        arguments += ["--state-dir", str(self._dir / "control")]
+        ready = await self._start_child(exits, "control", arguments, environment)
+        self._say(f"control     serves on {ready['endpoint']}")
+        return str(ready["endpoint"])
+
+    async def _start_node(
+        self, exits: AsyncExitStack, number: int, endpoint: str, sockets_dir: Path
+    ) -> dict[str, object]:
+        """Start a node; return its ready file."""
+        name = f"node-{number}"
+        options: dict[str, object] = {
+            "--node-id": name,
+            "--control": endpoint,
+            "--api-key-file": self._dir / "credentials" / NODE_KEY_FILE,
+            "--listen": f"{_HOST}:{self._options.port(2 * number - 1)}",
+            "--grpc-listen": f"{_HOST}:{self._options.port(2 * number)}",
+            "--shm-path": sockets_dir / f"{name}.sock",
+            "--dram-bytes": self._options.dram_bytes,
+            "--state-dir": self._dir / name,
+        }
+        arguments = ["serve", "node", *(str(word) for option in options.items() for word in option)]
+        ready = await self._start_child(exits, name, arguments, {})
+        size = format_size(self._options.dram_bytes)
+        self._say(f"{name:<11} serves on {ready['wire_endpoint']} ({size} DRAM)")
+        return ready
+
+    async def _start_child(
+        self, exits: AsyncExitStack, name: str, arguments: list[str], environment: Mapping[str, str]
+    ) -> dict[str, object]:
+        """Start a child, let ``exits`` stop it, return what its ready file says."""
+        ready_file = self._dir / "run" / f"{name}.json"
+        ready_file.unlink(missing_ok=True)  # of a run that was killed
+        child = await ChildProcess.start(
+            name,
+            [*arguments, "--ready-file", str(ready_file)],
+            environment=environment,
+            log=self._dir / "log" / f"{name}.log",
+        )
+        exits.push_async_callback(child.stop, self._hurry)
+        try:
+            ready = await child.ready(ready_file)
+        except InternalError:
+            self._report_tail(child)
+            raise
+        self._children.append(child)
+        return ready
+
+    async def _first_failure(self) -> InternalError:
+        """Return when a child has ended by itself."""
+        watches = [asyncio.create_task(child.ended()) for child in self._children]
+        try:
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for watch in watches:
+                watch.cancel()
+        child = done.pop().result()
+        self._report_tail(child)
+        return child.failure()
+
+    def _report_tail(self, child: ChildProcess) -> None:
+        for line in child.log_tail():
+            self._report(f"{child.name}: {line}")
+
+    def _sockets_dir(self, exits: AsyncExitStack) -> Path:
+        """Where the nodes' unix sockets lie: in the data directory, if its path is short enough for one."""
+        folder = self._dir / "run"
+        longest = folder / f"node-{NODES_MAX}.sock"
+        if len(os.fsencode(longest)) <= _SOCKET_PATH_MAX_BYTES:
+            return folder
+        return Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="saltern-nodes-")))
+
+
+def _prepare_data_dir(data_dir: Path) -> None:
+    """Make the data directory; root's can be passed through, because Postgres runs as another user."""
+    try:
+        if not data_dir.exists():
+            data_dir.mkdir(parents=True, mode=0o700)
+            data_dir.chmod(0o711 if os.geteuid() == 0 else 0o700)
+        (data_dir / "up.lock").touch(mode=0o600)
+    except OSError as error:
+        raise FailedPreconditionError(
+            f"cannot use the data directory {data_dir}: {(error.strerror or 'unusable').lower()}",
+            reason="DATA_DIR_UNUSABLE",
+            hint="choose another one with --data-dir, or set SALTERN_DATA_DIR",
+        ) from None
