@@ -22,7 +22,9 @@ from saltern.transport.session import Session
 
 #: A node closes a session that is idle for ten minutes; the client lets go of it before that.
 IDLE_MAX_S = 540.0
-#: A timeout shorter than this says more about the deadline than about the node: it counts as a quick failure.
+#: What a timeout says depends on how long it took: nothing about the node below the first, a quick failure below the
+#: second, above it that the node holds its callers up.
+_WAIT_MIN_S = 0.001
 _TELLING_WAIT_S = 0.05
 
 SessionOpener = Callable[[NodeEndpoint, Grant, Deadline], Session]
@@ -103,7 +105,7 @@ class NodePool:
     def forget(self) -> None:
         """Drop sessions that a fork copied, without a word to the node: they are the parent's."""
         for session in [*self._idle, *self._busy]:
-            session.close()
+            session.forget()
 
     def _account(self, error: SalternError, began_s: float, *, answered: bool) -> None:
         """Tell the breaker what an error says about the node."""
@@ -112,8 +114,9 @@ class NodePool:
             case SalternError(reason="CIRCUIT_OPEN" | "SESSIONS_BUSY" | "CANCELLED" | "CLIENT_CLOSED"):
                 pass  # of the client's own making
             case DeadlineExceededError():
-                if not answered:
-                    self.breaker.record_failure(now_s, error, waited=now_s - began_s >= _TELLING_WAIT_S)
+                waited_s = now_s - began_s
+                if not answered and waited_s >= _WAIT_MIN_S:
+                    self.breaker.record_failure(now_s, error, waited=waited_s >= _TELLING_WAIT_S)
             case UnavailableError() | ProtocolError():
                 self.breaker.record_failure(now_s, error, waited=False)
             case _:

@@ -99,6 +99,10 @@ class Session(ABC):
     def close(self) -> None:
         self._connection.close()
 
+    def forget(self) -> None:
+        """Drop this process's copy of the connection without a word to the node: a fork's parent goes on using it."""
+        self._connection.close()
+
     def refresh(self, grant: Grant, deadline: Deadline) -> None:
         """Give the node a newer token of the same tenant, namespace and epoch."""
         self._call(Opcode.REFRESH, Refresh(grant.access_token), RefreshReply, deadline)

@@ -130,8 +130,11 @@ class ShmSession(Session):
                 self._being_written.add(frame.buffer)
             return self._connection.send(Opcode.GET, body, deadline)
 
-        self._pipeline(frames, send, lambda frame, id_: self._finish_get(frame, slots[frame.part], id_, deadline))
-        self._being_written.clear()
+        try:
+            self._pipeline(frames, send, lambda frame, id_: self._finish_get(frame, slots[frame.part], id_, deadline))
+        finally:
+            if self.usable:
+                self._being_written.clear()  # every reply is in: the node has let go
 
     def _finish_get(self, frame: _Frame, slots: Sequence[GetSlot], request_id: int, deadline: Deadline) -> None:
         """Receive a reply and verify its entries while the node copies those of the next frame."""

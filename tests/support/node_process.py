@@ -1,0 +1,80 @@
+"""A real cache node in a process of its own, to be frozen, killed and started again.
+
+Run as a script it serves until its standard input ends, after one line of JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1024 * 1024
+
+
+class NodeProcess:
+    """A running node; ``token`` is a writer's, of the tenant acme and its namespace chat."""
+
+    def __init__(self, process: subprocess.Popen[str], line: str) -> None:
+        ready = json.loads(line)
+        self._process = process
+        self.wire_endpoint: str = ready["wire_endpoint"]
+        self.shm_path: str = ready["shm_path"]
+        self.token: str = ready["token"]
+
+    def freeze(self) -> None:
+        """Stop every thread of the node; returns once it has stopped."""
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(30)
+
+
+@contextmanager
+def node_process(*, dram_bytes: int = 64 * MIB, limit_bytes: int | None = None) -> Iterator[NodeProcess]:
+    """Run a node until the end of the block."""
+    command = [sys.executable, __file__, str(dram_bytes), str(limit_bytes or dram_bytes)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        try:
+            yield NodeProcess(process, process.stdout.readline())
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.stdin.close()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+
+
+def main() -> None:
+    from tests.support.static_node import static_node, tenant_policy
+
+    dram_bytes, limit_bytes = int(sys.argv[1]), int(sys.argv[2])
+    with static_node({"acme": tenant_policy(limit_bytes=limit_bytes)}, dram_bytes=dram_bytes) as node:
+        ready = {
+            "wire_endpoint": node.wire_endpoint,
+            "shm_path": str(node.shm_path),
+            "token": node.token("acme", "chat"),
+        }
+        print(json.dumps(ready), flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
