@@ -231,7 +231,8 @@ class Client:
                     slot.result = Refused(_too_large(slot.view.nbytes, session.entry_max_bytes))
             session.put([slot for slot in slots if slot.result is None], deadline)
 
-        error = self._router.run(operation, deadline) if slots else None
+        pending = any(slot.result is None for slot in slots)
+        error = self._router.run(operation, deadline) if pending else None
         return [slot.result or put_result(_cause(error)) for slot in slots]
 
     def get_many(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> list[GetResult]:
@@ -344,7 +345,8 @@ class Client:
                 slot.room_bytes = min(room_bytes, session.entry_max_bytes)
             session.get([slot for slot in slots if slot.result is None], deadline)
 
-        error = self._router.run(operation, deadline) if slots else None
+        pending = any(slot.result is None for slot in slots)
+        error = self._router.run(operation, deadline) if pending else None
         return [slot.result or get_result(_cause(error)) for slot in slots]
 
     def _require_open(self) -> None:

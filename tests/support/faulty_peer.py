@@ -51,9 +51,7 @@ class PeerSession:
         self.reply(request, body)
 
     def reply(self, request: Request, body: msgspec.Struct, payload: bytes = b"") -> None:
-        head = wire.encode_reply(
-            request.header.opcode, request.header.request_id, wire.encode_body(body), len(payload)
-        )
+        head = wire.encode_reply(request.header.opcode, request.header.request_id, wire.encode_body(body), len(payload))
         self.connection.sendall(head + payload)
 
     def refuse(self, request: Request, error: SalternError) -> None:

@@ -63,8 +63,11 @@ def node_process(*, dram_bytes: int = 64 * MIB, limit_bytes: int | None = None) 
 
 
 def main() -> None:
+    import structlog
+
     from tests.support.static_node import static_node, tenant_policy
 
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     dram_bytes, limit_bytes = int(sys.argv[1]), int(sys.argv[2])
     with static_node({"acme": tenant_policy(limit_bytes=limit_bytes)}, dram_bytes=dram_bytes) as node:
         ready = {
