@@ -8,8 +8,8 @@ from saltern.breaker import BreakerPolicy
 from saltern.client import Client
 from saltern.credentials import NodeEndpoint, StaticCredentials
 from saltern.keys import BlockKey, SaltKey
-from tests.support.static_node import StaticNode
 from tenants.roles import Role
+from tests.support.static_node import StaticNode
 
 #: Generous: a call that meets a healthy node must never be cut short by a busy test machine.
 DEADLINE_MS = 30_000

@@ -17,7 +17,14 @@ import msgspec
 
 from saltern.credentials import Grant
 from saltern.deadline import Deadline
-from saltern.errors import DataLossError, EntryTooLargeError, SalternError, StatusCode, error_from_status
+from saltern.errors import (
+    DataLossError,
+    EntryTooLargeError,
+    SalternError,
+    StatusCode,
+    UnavailableError,
+    error_from_status,
+)
 from saltern.keys import BlockKey
 from saltern.results import AlreadyStored, GetResult, Miss, PutResult, Refused, Stored, put_result
 from saltern.transport.connection import Connection
@@ -162,7 +169,13 @@ class Session(ABC):
         for frame in frames:
             if len(in_flight) == PIPELINE_FRAMES:
                 receive(*in_flight.popleft())
-            in_flight.append((frame, send(frame)))
+            try:
+                in_flight.append((frame, send(frame)))
+            except UnavailableError:
+                # The node hung up. What it answered before that still counts, and may say why.
+                while in_flight:
+                    receive(*in_flight.popleft())
+                raise
         while in_flight:
             receive(*in_flight.popleft())
 

@@ -163,7 +163,7 @@ def test_i4_a_full_tenant_is_refused_with_its_books(node: StaticNode, client: Cl
     with node_client(node, client.transport or "tcp", tenant="tiny") as tiny:
         [big, *_] = tiny.put_many([block(1, 256 * KIB + 1)])
         assert isinstance(big, Refused) and isinstance(big.error, EntryTooLargeError)
-        node.change("tiny", tiers={tier: q for tier, q in tenant_policy(limit_bytes=0).tiers.items()})
+        node.change("tiny", tiers=dict(tenant_policy(limit_bytes=0).tiers))
         [result] = tiny.put_many([block(2, 1000)])
         node.change("tiny", tiers=dict(tenant_policy(limit_bytes=MIB).tiers))
     assert isinstance(result, Refused) and isinstance(result.error, ResourceExhaustedError)
