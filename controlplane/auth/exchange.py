@@ -26,6 +26,7 @@ from tenants.roles import Permission, require
 from tenants.tokens import Audience, Claims, sign_token
 
 TOKEN_LIFETIME_S: Final = 600
+TOKEN_ID_RANDOM_BYTES: Final = 8
 LAST_USED_RESOLUTION: Final = timedelta(minutes=1)
 #: Compared with where no key of that lookup exists, so that the answer takes as long as for a wrong secret.
 _NO_SHA256: Final = bytes(32)
@@ -130,11 +131,11 @@ def issue_token(
 ) -> tuple[str, Claims]:
     """Sign a token for a verified credential; expires after 600 s.
 
-    Its issue time is the first whole second in which neither the key nor the tenant was yet another one of the same
-    name, so that :func:`controlplane.auth.door.check_credential` needs no leeway. That is at most one second ahead of
-    the clock, within what verifiers allow for skew.
+    Its id begins with the lookup of the API key, so that the token stands for this very key and not for a later one of
+    the same name. Its issue time is at least the tenant's ``min_issue_time`` in whole seconds: for a tenant that was
+    made in this second that is up to one second ahead of the clock, within what verifiers allow for skew.
     """
-    issued_at_s = max(int(now.timestamp()), ceiling_s(credential.key.create_time))
+    issued_at_s = int(now.timestamp())
     if credential.tenant is not None:
         issued_at_s = max(issued_at_s, ceiling_s(credential.tenant.min_issue_time))
     claims = Claims(
@@ -146,9 +147,14 @@ def issue_token(
         role=credential.key.role,
         issued_at_s=issued_at_s,
         expires_at_s=issued_at_s + TOKEN_LIFETIME_S,
-        token_id=secrets.token_hex(16),
+        token_id=credential.key.lookup + secrets.token_hex(TOKEN_ID_RANDOM_BYTES),
     )
     return sign_token(key_ring.private_key, key_ring.kid, claims), claims
+
+
+def lookup_of(claims: Claims) -> str:
+    """The lookup of the API key that a token was exchanged for."""
+    return claims.token_id[: -2 * TOKEN_ID_RANDOM_BYTES]
 
 
 async def note_use(session: AsyncSession, credential: Credential, now: datetime) -> None:

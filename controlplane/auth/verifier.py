@@ -8,12 +8,11 @@ from typing import Final
 
 from sqlalchemy import select
 
-from controlplane.auth.exchange import is_expired, require_active
+from controlplane.auth.exchange import Credential, is_expired, lookup_of, require_active
 from controlplane.caller import Caller
 from controlplane.clock import Clock, ceiling_s, utc_now
 from controlplane.db import Database, models
 from saltern.errors import UnauthenticatedError
-from saltern.names import parse_api_key_name
 from tenants.tokens import Audience, Claims, KeySet, verify_token
 
 _CACHE_MAX_TOKENS: Final = 4096
@@ -58,21 +57,18 @@ class TokenVerifier:
             FailedPreconditionError: TENANT_SUSPENDED.
             UnavailableError: the database cannot be reached.
         """
-        tenant_id, key_id = parse_api_key_name(claims.subject)
         statement = (
             select(models.ApiKey, models.Tenant)
             .outerjoin(models.Tenant, models.ApiKey.tenant_id == models.Tenant.id)
-            .where(models.ApiKey.tenant_id.is_not_distinct_from(tenant_id), models.ApiKey.id == key_id)
+            .where(models.ApiKey.lookup == lookup_of(claims))
         )
         async with self._database.transaction() as session:
             found = (await session.execute(statement)).one_or_none()
         if (
             found is None
-            or tenant_id != claims.tenant
+            or Credential(found.ApiKey, found.Tenant).name != claims.subject
             or found.ApiKey.role is not claims.role
             or is_expired(found.ApiKey, self._clock())
-            # A key or a tenant of the same name, made after the token was issued, is another one (I12).
-            or claims.issued_at_s < ceiling_s(found.ApiKey.create_time)
             or (found.Tenant is not None and claims.issued_at_s < ceiling_s(found.Tenant.min_issue_time))
         ):
             raise UnauthenticatedError(

@@ -1,0 +1,237 @@
+"""The control plane's door (I1): every bad token, revoked credentials, hostile bytes; and what passes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import update
+
+from controlplane.auth.door import ADMIN_REQUEST_MAX_BYTES, OPEN_SERVICES
+from controlplane.db import models
+from controlplane.secrets import parse_api_key
+from controlplane.server import MESSAGE_MAX_BYTES, SERVICE_NAMES
+from saltern import errors
+from saltern.admin.v1 import credentials_pb2, quotas_pb2, tenants_pb2
+from saltern.auth.v1 import auth_pb2
+from saltern.node.v1 import node_pb2
+from tenants.tokens import Audience
+from tests.support.bad_tokens import bad_tokens, good_claims, good_header, sign_raw
+from tests.support.control import Control, bearer, refused
+
+LIST_TENANTS = tenants_pb2.ListTenantsRequest()
+
+
+async def test_i1_every_bad_token_is_refused_with_its_reason(control: Control) -> None:
+    await control.add_tenant("acme")
+    secret = await control.add_api_key(credentials_pb2.ROLE_TENANT_ADMIN, "acme", "key")
+    ring = control.key_ring
+    issuer, now_s = ring.key_set.issuer, int(time.time())
+    table = bad_tokens(
+        ring.private_key, Ed25519PrivateKey.generate(), ring.kid, issuer, now_s, Audience.CONTROL, tenant="acme"
+    )
+    assert len(table) >= 20
+    request = tenants_pb2.GetTenantRequest(name="tenants/acme")
+    for name, token, expected_reason in table:
+        error = await refused(control.tenants.GetTenant(request, metadata=bearer(token)))
+        assert (type(error), error.reason) == (errors.UnauthenticatedError, expected_reason), name
+        assert token not in repr(vars(error)), name
+    # A second on: no token of before the tenant was made is good for it.
+    claims = good_claims(issuer=issuer, now_s=now_s + 1, audience=Audience.CONTROL) | {"jti": parse_api_key(secret) * 2}
+    good = bearer(sign_raw(ring.private_key, good_header(ring.kid), claims))
+    assert (await control.tenants.GetTenant(request, metadata=good)).name == "tenants/acme"
+
+
+async def test_i1_every_method_that_is_not_open_needs_a_token(control: Control) -> None:
+    guarded = [service for service in SERVICE_NAMES if service not in OPEN_SERVICES]
+    assert len(guarded) == 8
+    stubs = (control.tenants, control.namespaces, control.quotas, control.credentials, control.audit, control.usage)
+    calls = [getattr(stub, name) for stub in stubs for name in dir(stub) if name[0].isupper()]
+    assert len(calls) >= 18
+    for call in calls:
+        # An empty body is a valid request of every method.
+        raw = control.channel.unary_unary(call._method, request_serializer=bytes)
+        assert (await refused(raw(b""))).reason == "TOKEN_MISSING"
+    stream = control.node.StreamPolicy(iter([node_pb2.StreamPolicyRequest(node_id="node-1")]))
+    assert (await refused(stream.read())).reason == "TOKEN_MISSING"
+
+
+async def test_metadata_must_hold_one_bearer_token(control: Control) -> None:
+    (good,) = await control.bearer(control.admin_key)
+    for metadata, reason in (
+        ((), "TOKEN_MISSING"),
+        ((("authorization", ""),), "TOKEN_MALFORMED"),
+        ((("authorization", "Bearer"),), "TOKEN_MALFORMED"),
+        ((("authorization", "Bearer "),), "TOKEN_MALFORMED"),
+        ((("authorization", good[1].replace("Bearer", "Basic")),), "TOKEN_MALFORMED"),
+        ((good, good), "TOKEN_MALFORMED"),
+        ((("authorization", "bearer " + "A" * 8000),), "TOKEN_MALFORMED"),
+        ((("authorization-bin", b"\xff\xfe\x00"),), "TOKEN_MISSING"),
+    ):
+        error = await refused(control.tenants.ListTenants(LIST_TENANTS, metadata=metadata))
+        assert (type(error), error.reason) == (errors.UnauthenticatedError, reason), metadata
+    lower = (("authorization", good[1].replace("Bearer", "bearer")),)
+    await control.tenants.ListTenants(LIST_TENANTS, metadata=lower)
+
+
+async def test_i10_a_deleted_key_stops_working_at_once(control: Control) -> None:
+    await control.add_tenant("acme")
+    token = await control.bearer(await control.add_api_key(credentials_pb2.ROLE_TENANT_ADMIN, "acme", "key"))
+    request = tenants_pb2.GetTenantRequest(name="tenants/acme")
+    await control.tenants.GetTenant(request, metadata=token)
+    await control.delete_api_key("tenants/acme/apiKeys/key")
+    error = await refused(control.tenants.GetTenant(request, metadata=token))
+    assert (type(error), error.reason) == (errors.UnauthenticatedError, "CREDENTIAL_REVOKED")
+    # A new key of the same name does not bring old tokens back.
+    fresh = await control.bearer(await control.add_api_key(credentials_pb2.ROLE_TENANT_ADMIN, "acme", "key"))
+    assert (await refused(control.tenants.GetTenant(request, metadata=token))).reason == "CREDENTIAL_REVOKED"
+    await control.tenants.GetTenant(request, metadata=fresh)
+
+
+async def test_i12_a_new_tenant_of_the_same_name_is_another_one(control: Control) -> None:
+    await control.add_tenant("acme")
+    token = await control.bearer(await control.add_api_key(credentials_pb2.ROLE_TENANT_ADMIN, "acme", "key"))
+    admin = await control.bearer(control.admin_key)
+    await control.tenants.DeleteTenant(tenants_pb2.DeleteTenantRequest(name="tenants/acme"), metadata=admin)
+    await control.add_tenant("acme")
+    await control.add_api_key(credentials_pb2.ROLE_TENANT_ADMIN, "acme", "key")
+    request = tenants_pb2.GetTenantRequest(name="tenants/acme")
+    assert (await refused(control.tenants.GetTenant(request, metadata=token))).reason == "CREDENTIAL_REVOKED"
+
+
+async def test_an_expired_key_and_a_changed_role_end_their_tokens(control: Control) -> None:
+    await control.add_tenant("acme")
+    token = await control.bearer(await control.add_api_key(credentials_pb2.ROLE_TENANT_AUDITOR, "acme", "key"))
+    request = tenants_pb2.GetTenantRequest(name="tenants/acme")
+    mine = update(models.ApiKey).where(models.ApiKey.id == "key")
+    for changed, restored in (
+        ({"expire_time": datetime.now(UTC) - timedelta(seconds=1)}, {"expire_time": None}),
+        ({"role": "reader"}, {"role": "tenant-auditor"}),
+    ):
+        async with control.database.transaction() as session:
+            await session.execute(mine.values(**changed))
+        assert (await refused(control.tenants.GetTenant(request, metadata=token))).reason == "CREDENTIAL_REVOKED"
+        async with control.database.transaction() as session:
+            await session.execute(mine.values(**restored))
+        await control.tenants.GetTenant(request, metadata=token)
+
+
+async def test_i11_attempts_at_the_door_are_audited_where_they_belong(control: Control) -> None:
+    await control.add_tenant("acme")
+    token = await control.bearer(await control.add_api_key(credentials_pb2.ROLE_TENANT_ADMIN, "acme", "key"))
+    admin = await control.bearer(control.admin_key)
+    await control.tenants.SuspendTenant(tenants_pb2.SuspendTenantRequest(name="tenants/acme"), metadata=admin)
+    request = tenants_pb2.GetTenantRequest(name="tenants/acme")
+    error = await refused(control.tenants.GetTenant(request, metadata=token))
+    assert (type(error), error.reason) == (errors.FailedPreconditionError, "TENANT_SUSPENDED")
+    newest = (await control.events("tenants/acme"))[0]
+    assert (newest.actor, newest.reason) == ("tenants/acme/apiKeys/key", "TENANT_SUSPENDED")
+    assert newest.method == "saltern.admin.v1.TenantService/GetTenant"
+
+    await refused(control.tenants.ListTenants(LIST_TENANTS, metadata=bearer("garbage")))
+    newest = (await control.events())[0]
+    assert (newest.actor, newest.reason) == ("anonymous", "TOKEN_MALFORMED")
+
+
+async def test_a_large_request_is_refused_and_says_the_limit(control: Control) -> None:
+    admin = await control.bearer(control.admin_key)
+    request = tenants_pb2.CreateTenantRequest(tenant_id="a" * (ADMIN_REQUEST_MAX_BYTES + 1))
+    error = await refused(control.tenants.CreateTenant(request, metadata=admin))
+    assert (type(error), error.reason) == (errors.ResourceExhaustedError, "MESSAGE_TOO_LARGE")
+    assert str(ADMIN_REQUEST_MAX_BYTES) in error.message
+    request = tenants_pb2.CreateTenantRequest(tenant_id="a" * (MESSAGE_MAX_BYTES + 1))
+    error = await refused(control.tenants.CreateTenant(request, metadata=admin))
+    assert (type(error), error.reason) == (errors.ResourceExhaustedError, "MESSAGE_TOO_LARGE")
+
+
+async def test_hostile_requests_get_a_typed_error(control: Control) -> None:
+    admin = await control.bearer(control.admin_key)
+
+    async def raw(call: Any, body: bytes) -> errors.SalternError:
+        method = control.channel.unary_unary(call._method, request_serializer=bytes)
+        return await refused(method(body, metadata=admin))
+
+    # Fields of the wrong type, truncated messages, invalid UTF-8, a length of 2^63, unfinished groups.
+    for body in (b"\xff" * 64, b"\x0a\x7f", b"\x0a\x02\xc3\x28", b"\x0a" + b"\xff" * 9 + b"\x7f", b"\x0b" * 200):
+        for call in (control.tenants.CreateTenant, control.quotas.UpdateQuota, control.auth.ExchangeApiKey):
+            error = await raw(call, body)
+            assert isinstance(error, errors.SalternError), body
+    for name in (
+        "tenants/\x00",
+        "tenants/acme\x00b",
+        "tenants/../x",
+        "tenants/" + "a" * 100_000,
+        "\n",
+        "tenants/\uff41cme",
+    ):
+        error = await refused(control.tenants.GetTenant(tenants_pb2.GetTenantRequest(name=name), metadata=admin))
+        assert type(error) is errors.InvalidArgumentError, name
+        assert "\x00" not in error.message and "\n" not in error.message
+    # A million elements fit into 2 MB of wire bytes: refused before anybody walks through them.
+    quota = quotas_pb2.Quota(name="tenants/acme/quota", tiers=[quotas_pb2.TierQuota()] * 1_000_000)
+    error = await refused(control.quotas.UpdateQuota(quotas_pb2.UpdateQuotaRequest(quota=quota), metadata=admin))
+    assert type(error) is errors.ResourceExhaustedError
+    with pytest.raises(grpc.RpcError) as caught:
+        await control.channel.unary_unary("/saltern.admin.v1.TenantService/NoSuchMethod")(b"", metadata=admin)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert (await control.exchange(control.admin_key)).access_token
+
+
+async def test_garbage_on_the_port_harms_nobody(control: Control) -> None:
+    host, port = control.plane.endpoint
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+    payloads = [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        os.urandom(4096),
+        b"\x16\x03\x01" + os.urandom(512),
+        b"SLTN" + bytes(28),
+        preface[:10],
+        preface + os.urandom(1024),
+        # Frames that claim 16 MB, unknown types, headers without an end.
+        preface + settings + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01" + bytes(100),
+        preface + settings + b"\x00\x00\x04\x01\x00\x00\x00\x00\x01" + os.urandom(4),
+    ]
+
+    async def poke(payload: bytes) -> None:
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            writer.write(payload)
+            writer.write_eof()
+            await reader.read()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    await asyncio.gather(*(poke(payload) for payload in payloads * 3))
+    assert (await control.exchange(control.admin_key)).access_token
+
+
+async def test_a_cached_token_still_expires(control: Control) -> None:
+    """The cache remembers the signature check, never beyond the token's own end."""
+    ring = control.key_ring
+    now_s = int(time.time()) + 1
+    claims = good_claims(issuer=ring.key_set.issuer, now_s=now_s, audience=Audience.CONTROL) | {
+        "sub": "apiKeys/bootstrap-admin",
+        "tenant": "",
+        "role": "platform-admin",
+        "exp": now_s + 1,
+        "jti": parse_api_key(control.admin_key) * 2,
+    }
+    token = bearer(sign_raw(ring.private_key, good_header(ring.kid), claims))
+    await control.tenants.ListTenants(LIST_TENANTS, metadata=token)
+    await asyncio.sleep(now_s + 1 - time.time())
+    error = await refused(control.tenants.ListTenants(LIST_TENANTS, metadata=token))
+    assert error.reason == "TOKEN_EXPIRED"
+
+
+async def test_open_services_need_no_token(control: Control) -> None:
+    assert (await control.auth.GetKeySet(auth_pb2.GetKeySetRequest())).keys
