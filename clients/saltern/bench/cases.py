@@ -65,6 +65,10 @@ class CpuMeter:
 
     def __init__(self, node_pid: int) -> None:
         self._tasks = Path(f"/proc/{node_pid}/task")
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was measured so far."""
         self.client_s = self.node_s = 0.0
         self.moved_bytes = 0
 
