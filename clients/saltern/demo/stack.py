@@ -33,6 +33,7 @@ class Stack:
     admin_api_key_file: Path
     wire_endpoint: str
     grpc_endpoint: str
+    node_pid: int
 
 
 @contextlib.contextmanager
@@ -50,18 +51,8 @@ def running_stack(*, dram_bytes: int, environment: Mapping[str, str]) -> Iterato
         with log_path.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
                 [
-                    sys.executable,
-                    "-m",
-                    "saltern",
-                    "up",
-                    "--data-dir",
-                    str(data_dir),
-                    "--dram",
-                    str(dram_bytes),
-                    "--nodes",
-                    "1",
-                    "--ports",
-                    "auto",
+                    *(sys.executable, "-P", "-m", "saltern.demo.bound_child", str(os.getpid())),
+                    *("up", "--data-dir", str(data_dir), "--dram", str(dram_bytes), "--nodes", "1", "--ports", "auto"),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -94,6 +85,7 @@ def _wait_ready(process: subprocess.Popen[bytes], data_dir: Path, log_path: Path
                 admin_api_key_file=Path(run["admin_api_key_file"]),
                 wire_endpoint=node["wire_endpoint"],
                 grpc_endpoint=node["grpc_endpoint"],
+                node_pid=node["pid"],
             )
         if process.poll() is not None:
             raise _start_error(f"`saltern up` ended with exit code {process.returncode} instead of serving", log_path)
