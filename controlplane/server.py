@@ -145,6 +145,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
                 key_ring=key_ring,
                 denials=denials,
                 state_dir=settings.state_dir,
+                token_lifetime_s=settings.token_lifetime_s,
                 clock=clock,
             ),
             server,

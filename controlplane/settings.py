@@ -10,8 +10,11 @@ from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_vali
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from saltern.errors import FailedPreconditionError, InvalidArgumentError
+from tenants.tokens import LIFETIME_MAX_S
 
 CONTROL_PORT_DEFAULT = 7700
+TOKEN_LIFETIME_DEFAULT_S = 600
+TOKEN_LIFETIME_MIN_S = 5
 
 
 class Endpoint(NamedTuple):
@@ -62,6 +65,8 @@ class ControlSettings(BaseSettings):
             role if unset.
         state_dir: ``SALTERN_STATE_DIR``: holds the key-encryption key and, until it is redeemed, the bootstrap token.
         allow_plaintext: ``SALTERN_ALLOW_PLAINTEXT``: listen beyond this host without TLS.
+        token_lifetime_s: ``SALTERN_TOKEN_LIFETIME_S``: a shorter one ends the use of a revoked key sooner, at the
+            price of more exchanges; 5 s to the hour that verifiers accept.
     """
 
     model_config = SettingsConfigDict(populate_by_name=True, extra="ignore", frozen=True, hide_input_in_errors=True)
@@ -75,6 +80,12 @@ class ControlSettings(BaseSettings):
     )
     state_dir: Path = Field(validation_alias=AliasChoices("SALTERN_STATE_DIR"))
     allow_plaintext: bool = Field(default=False, validation_alias=AliasChoices("SALTERN_ALLOW_PLAINTEXT"))
+    token_lifetime_s: int = Field(
+        default=TOKEN_LIFETIME_DEFAULT_S,
+        ge=TOKEN_LIFETIME_MIN_S,
+        le=LIFETIME_MAX_S,
+        validation_alias=AliasChoices("SALTERN_TOKEN_LIFETIME_S"),
+    )
 
     @field_validator("listen", mode="before")
     @classmethod

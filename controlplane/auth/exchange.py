@@ -25,7 +25,6 @@ from tenants.policy import TenantState
 from tenants.roles import Permission, require
 from tenants.tokens import Audience, Claims, sign_token
 
-TOKEN_LIFETIME_S: Final = 600
 TOKEN_ID_RANDOM_BYTES: Final = 8
 LAST_USED_RESOLUTION: Final = timedelta(minutes=1)
 #: Compared with where no key of that lookup exists, so that the answer takes as long as for a wrong secret.
@@ -127,9 +126,15 @@ async def grant_namespace(
 
 
 def issue_token(
-    key_ring: KeyRing, credential: Credential, audience: Audience, namespace: NamespaceId | None, now: datetime
+    key_ring: KeyRing,
+    credential: Credential,
+    audience: Audience,
+    namespace: NamespaceId | None,
+    *,
+    now: datetime,
+    lifetime_s: int,
 ) -> tuple[str, Claims]:
-    """Sign a token for a verified credential; expires after 600 s.
+    """Sign a token for a verified credential; expires after ``lifetime_s`` seconds.
 
     Its id begins with the lookup of the API key, so that the token stands for this very key and not for a later one of
     the same name. Its issue time is at least the tenant's ``min_issue_time`` in whole seconds: for a tenant that was
@@ -146,7 +151,7 @@ def issue_token(
         namespace=namespace,
         role=credential.key.role,
         issued_at_s=issued_at_s,
-        expires_at_s=issued_at_s + TOKEN_LIFETIME_S,
+        expires_at_s=issued_at_s + lifetime_s,
         token_id=credential.key.lookup + secrets.token_hex(TOKEN_ID_RANDOM_BYTES),
     )
     return sign_token(key_ring.private_key, key_ring.kid, claims), claims

@@ -24,6 +24,7 @@ from controlplane.db import Database, models
 from controlplane.node.registry import live_nodes
 from controlplane.rpc import Context, unary
 from controlplane.secrets import KeyEncryptionKey
+from controlplane.settings import TOKEN_LIFETIME_DEFAULT_S
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.errors import InvalidArgumentError, UnauthenticatedError
 from saltern.names import ApiKeyId, NamespaceId, parse_identifier, parse_namespace_id
@@ -50,8 +51,10 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
         key_ring: KeyRing,
         denials: DenialLog,
         state_dir: Path,
+        token_lifetime_s: int = TOKEN_LIFETIME_DEFAULT_S,
         clock: Clock = utc_now,
     ) -> None:
+        self._token_lifetime_s = token_lifetime_s
         self._database = database
         self._key_encryption_key = key_encryption_key
         self._key_ring = key_ring
@@ -73,7 +76,9 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
                 grant = await grant_namespace(session, self._key_encryption_key, credential, namespace_id)
                 nodes = await live_nodes(session, now)
             await note_use(session, credential, now)
-        token, claims = issue_token(self._key_ring, credential, audience, namespace_id, now)
+        token, claims = issue_token(
+            self._key_ring, credential, audience, namespace_id, now=now, lifetime_s=self._token_lifetime_s
+        )
         _log.info("token issued", subject=claims.subject, audience=audience.value, token_id=claims.token_id)
         return _encode_exchange(token, claims.expires_at_s, credential, grant, nodes)
 
