@@ -30,7 +30,10 @@ async def claim_request(
     Raises:
         InvalidArgumentError: reason REQUEST_ID_REUSED: the id belongs to another request.
     """
-    request_sha256 = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
+    content = type(request)()
+    content.CopyFrom(request)
+    content.ClearField("request_id")  # the id may be written in other letters
+    request_sha256 = hashlib.sha256(content.SerializeToString(deterministic=True)).digest()
     claim = insert(RequestLog).values(
         actor=actor, method=method, request_id=request_id, request_sha256=request_sha256, create_time=now
     )

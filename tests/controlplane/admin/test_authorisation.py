@@ -1,0 +1,217 @@
+"""Who may call what: every method with every kind of caller, against what exists and what does not (I1, I2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import delete
+
+from controlplane.db import models
+from saltern.admin.v1 import (
+    audit_pb2,
+    credentials_pb2,
+    namespaces_pb2,
+    quotas_pb2,
+    salt_policies_pb2,
+    tenants_pb2,
+    usage_pb2,
+)
+from saltern.errors import NotFoundError, PermissionDeniedError, UnauthenticatedError
+from tenants.roles import PERMISSIONS, PLATFORM_ROLES, Permission, Role
+from tests.support.admin import PLATFORM, Admin, calling, namespace_request, quota_request, refused
+
+#: Every method of something that belongs to a tenant: (service, method, what it needs, its request for a tenant).
+TENANT_METHODS: list[tuple[str, str, Permission, Callable[[str], Any]]] = [
+    ("tenants", "GetTenant", Permission.TENANTS_READ, lambda t: tenants_pb2.GetTenantRequest(name=f"tenants/{t}")),
+    (
+        "tenants",
+        "UpdateTenant",
+        Permission.TENANTS_MANAGE,
+        lambda t: tenants_pb2.UpdateTenantRequest(tenant=tenants_pb2.Tenant(name=f"tenants/{t}")),
+    ),
+    (
+        "tenants",
+        "SuspendTenant",
+        Permission.TENANTS_MANAGE,
+        lambda t: tenants_pb2.SuspendTenantRequest(name=f"tenants/{t}"),
+    ),
+    (
+        "tenants",
+        "ResumeTenant",
+        Permission.TENANTS_MANAGE,
+        lambda t: tenants_pb2.ResumeTenantRequest(name=f"tenants/{t}"),
+    ),
+    (
+        "tenants",
+        "DeleteTenant",
+        Permission.TENANTS_MANAGE,
+        lambda t: tenants_pb2.DeleteTenantRequest(name=f"tenants/{t}"),
+    ),
+    ("namespaces", "CreateNamespace", Permission.NAMESPACES_MANAGE, lambda t: namespace_request(t, "new")),
+    (
+        "namespaces",
+        "GetNamespace",
+        Permission.NAMESPACES_READ,
+        lambda t: namespaces_pb2.GetNamespaceRequest(name=f"tenants/{t}/namespaces/chat"),
+    ),
+    (
+        "namespaces",
+        "ListNamespaces",
+        Permission.NAMESPACES_READ,
+        lambda t: namespaces_pb2.ListNamespacesRequest(parent=f"tenants/{t}"),
+    ),
+    (
+        "namespaces",
+        "DeleteNamespace",
+        Permission.NAMESPACES_MANAGE,
+        lambda t: namespaces_pb2.DeleteNamespaceRequest(name=f"tenants/{t}/namespaces/chat"),
+    ),
+    ("quotas", "GetQuota", Permission.QUOTAS_READ, lambda t: quotas_pb2.GetQuotaRequest(name=f"tenants/{t}/quota")),
+    ("quotas", "UpdateQuota", Permission.QUOTAS_MANAGE, lambda t: quota_request(t, 0, 1)),
+    (
+        "salt_policies",
+        "GetSaltPolicy",
+        Permission.SALTS_READ,
+        lambda t: salt_policies_pb2.GetSaltPolicyRequest(name=f"tenants/{t}/saltPolicy"),
+    ),
+    (
+        "credentials",
+        "CreateApiKey",
+        Permission.CREDENTIALS_MANAGE,
+        lambda t: credentials_pb2.CreateApiKeyRequest(
+            parent=f"tenants/{t}",
+            api_key_id="new",
+            api_key=credentials_pb2.ApiKey(role=credentials_pb2.ROLE_READER),
+        ),
+    ),
+    (
+        "credentials",
+        "GetApiKey",
+        Permission.CREDENTIALS_READ,
+        lambda t: credentials_pb2.GetApiKeyRequest(name=f"tenants/{t}/apiKeys/ci"),
+    ),
+    (
+        "credentials",
+        "ListApiKeys",
+        Permission.CREDENTIALS_READ,
+        lambda t: credentials_pb2.ListApiKeysRequest(parent=f"tenants/{t}"),
+    ),
+    (
+        "credentials",
+        "DeleteApiKey",
+        Permission.CREDENTIALS_MANAGE,
+        lambda t: credentials_pb2.DeleteApiKeyRequest(name=f"tenants/{t}/apiKeys/ci"),
+    ),
+    (
+        "audit",
+        "ListAuditEvents",
+        Permission.AUDIT_READ,
+        lambda t: audit_pb2.ListAuditEventsRequest(parent=f"tenants/{t}"),
+    ),
+    ("usage", "GetUsage", Permission.USAGE_READ, lambda t: usage_pb2.GetUsageRequest(tenant=f"tenants/{t}")),
+]
+#: Every method of something that belongs to the platform.
+PLATFORM_METHODS: list[tuple[str, str, Permission, Any]] = [
+    ("tenants", "CreateTenant", Permission.TENANTS_MANAGE, tenants_pb2.CreateTenantRequest(tenant_id="new")),
+    ("tenants", "ListTenants", Permission.TENANTS_READ, tenants_pb2.ListTenantsRequest()),
+    (
+        "credentials",
+        "CreateApiKey",
+        Permission.CREDENTIALS_MANAGE,
+        credentials_pb2.CreateApiKeyRequest(
+            api_key_id="new", api_key=credentials_pb2.ApiKey(role=credentials_pb2.ROLE_NODE)
+        ),
+    ),
+    ("credentials", "GetApiKey", Permission.CREDENTIALS_READ, credentials_pb2.GetApiKeyRequest(name="apiKeys/node")),
+    ("credentials", "ListApiKeys", Permission.CREDENTIALS_READ, credentials_pb2.ListApiKeysRequest()),
+    (
+        "credentials",
+        "DeleteApiKey",
+        Permission.CREDENTIALS_MANAGE,
+        credentials_pb2.DeleteApiKeyRequest(name="apiKeys/node"),
+    ),
+    ("audit", "ListAuditEvents", Permission.AUDIT_READ, audit_pb2.ListAuditEventsRequest()),
+    ("usage", "ListNodes", Permission.NODES_READ, usage_pb2.ListNodesRequest()),
+]
+TENANT_ROLES = [role for role in Role if role not in PLATFORM_ROLES]
+
+
+async def prepare(admin: Admin) -> None:
+    for tenant in ("acme", "other"):
+        await admin.create_tenant(tenant)
+        await admin.create_namespace(tenant, "chat")
+        await admin.create_api_key(tenant, "ci")
+    await admin.create_api_key("", "node", credentials_pb2.ROLE_NODE)
+
+
+async def test_i2_a_tenants_caller_cannot_tell_what_is_forbidden_from_what_is_absent(admin: Admin) -> None:
+    await prepare(admin)
+
+    for role in TENANT_ROLES:
+        metadata = calling(role, "acme")
+        for service, method, _, request in TENANT_METHODS:
+            call = getattr(getattr(admin, service), method)
+            forbidden = await refused(call(request("other"), metadata=metadata))
+            absent = await refused(call(request("nobody"), metadata=metadata))
+            assert isinstance(forbidden, PermissionDeniedError), method
+            assert forbidden.reason == "RESOURCE_NOT_AVAILABLE", method
+            assert (str(forbidden), forbidden.metadata) == (str(absent), absent.metadata), method
+
+
+@pytest.mark.parametrize("role", TENANT_ROLES)
+async def test_inside_its_tenant_each_role_may_do_what_the_table_says(admin: Admin, role: Role) -> None:
+    for service, method, permission, request in TENANT_METHODS:
+        if permission in PERMISSIONS[role]:
+            await prepare_again(admin)
+            await getattr(getattr(admin, service), method)(request("acme"), metadata=calling(role, "acme"))
+    for service, method, permission, request in TENANT_METHODS:
+        if permission not in PERMISSIONS[role]:
+            call = getattr(getattr(admin, service), method)
+            error = await refused(call(request("acme"), metadata=calling(role, "acme")))
+            assert isinstance(error, PermissionDeniedError) and error.reason == "ROLE_REQUIRED", method
+
+
+async def prepare_again(admin: Admin) -> None:
+    """What the methods act on, made anew before each, since some delete it."""
+    async with admin.database.transaction() as session:
+        await session.execute(delete(models.Tenant))
+    await admin.create_tenant("acme")
+    await admin.create_namespace("acme", "chat")
+    await admin.create_api_key("acme", "ci")
+
+
+async def test_what_belongs_to_the_platform_is_for_its_administrator_alone(admin: Admin) -> None:
+    await prepare(admin)
+
+    for role in [*TENANT_ROLES, Role.NODE]:
+        metadata = calling(role, "" if role is Role.NODE else "acme")
+        for service, method, _, request in PLATFORM_METHODS:
+            error = await refused(getattr(getattr(admin, service), method)(request, metadata=metadata))
+            assert isinstance(error, PermissionDeniedError), (role, method)
+            assert error.hint
+
+
+async def test_a_node_may_do_nothing_administrative(admin: Admin) -> None:
+    await prepare(admin)
+
+    for service, method, _, request in TENANT_METHODS:
+        error = await refused(getattr(getattr(admin, service), method)(request("acme"), metadata=calling(Role.NODE)))
+        assert isinstance(error, PermissionDeniedError) and error.reason == "ROLE_REQUIRED", method
+
+
+async def test_the_platforms_administrator_hears_what_is_absent(admin: Admin) -> None:
+    for service, method, _, request in TENANT_METHODS:
+        error = await refused(getattr(getattr(admin, service), method)(request("nobody"), metadata=PLATFORM))
+        assert isinstance(error, NotFoundError), method
+        assert "nobody" in error.message
+
+
+async def test_i1_without_a_verified_caller_nothing_answers(admin: Admin) -> None:
+    for service, method, _, request in TENANT_METHODS:
+        error = await refused(getattr(getattr(admin, service), method)(request("acme")))
+        assert isinstance(error, UnauthenticatedError), method
+    for service, method, _, request in PLATFORM_METHODS:
+        error = await refused(getattr(getattr(admin, service), method)(request))
+        assert isinstance(error, UnauthenticatedError), method
