@@ -26,7 +26,8 @@ def test_every_error_of_the_tree_is_public() -> None:
 
 
 @pytest.mark.parametrize(
-    "statement", ["import saltern", "from saltern import Client, StaticCredentials, Hit", "from saltern import AsyncClient"]
+    "statement",
+    ["import saltern", "from saltern import Client, StaticCredentials, Hit", "from saltern import AsyncClient"],
 )
 def test_importing_the_client_loads_neither_grpc_nor_the_command_line(statement: str) -> None:
     code = f"{statement}; import sys; print(*sorted(sys.modules))"

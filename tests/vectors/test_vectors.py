@@ -72,9 +72,7 @@ def stranger_frame(parts: list[Any]) -> bytes:
 def test_a_stranger_derives_the_same_salt_keys() -> None:
     vectors = load("salt_key.json")
     for v in vectors:
-        message = stranger_frame(
-            ["saltern/salt/1", v["tenant"], v["namespace"], v["scope"], v["scope_id"], v["epoch"]]
-        )
+        message = stranger_frame(["saltern/salt/1", v["tenant"], v["namespace"], v["scope"], v["scope_id"], v["epoch"]])
         assert hmac.new(bytes.fromhex(v["root"]), message, hashlib.sha256).hexdigest() == v["salt_key"]
     assert len({v["salt_key"] for v in vectors}) == len(vectors)
 

@@ -41,7 +41,10 @@ def frame_vectors() -> list[dict[str, Any]]:
         [b"\x00\xff" * 20, "saltern/salt/1", 1],
     ]
     return [
-        {"parts": [{"hex": part.hex()} if isinstance(part, bytes) else part for part in case], "frame": frame(*case).hex()}
+        {
+            "parts": [{"hex": part.hex()} if isinstance(part, bytes) else part for part in case],
+            "frame": frame(*case).hex(),
+        }
         for case in cases
     ]
 
@@ -60,14 +63,23 @@ def salt_key_vectors() -> list[dict[str, Any]]:
     ]
     return [
         {
-            "root": ROOT.hex(), "tenant": tenant, "namespace": namespace, "scope": scope.value, "scope_id": scope_id,
+            "root": ROOT.hex(),
+            "tenant": tenant,
+            "namespace": namespace,
+            "scope": scope.value,
+            "scope_id": scope_id,
             "epoch": epoch,
             "salt_key": derive_salt_key(
-                ROOT, tenant=TenantId(tenant), namespace=NamespaceId(namespace), scope=scope, scope_id=scope_id, epoch=epoch
+                ROOT,
+                tenant=TenantId(tenant),
+                namespace=NamespaceId(namespace),
+                scope=scope,
+                scope_id=scope_id,
+                epoch=epoch,
             ).hex(),
         }
         for tenant, namespace, scope, scope_id, epoch in cases
-    ]  # fmt: skip
+    ]
 
 
 def block_key_vectors() -> list[dict[str, Any]]:
@@ -125,7 +137,9 @@ def wire_vectors() -> dict[str, Any]:
         ("exhausted", op.PUT, full),
     ]
     frames = [
-        _vector(f"{name} request", wire.encode_request(opcode, id_, wire.encode_body(body), len(payload)), body, payload)
+        _vector(
+            f"{name} request", wire.encode_request(opcode, id_, wire.encode_body(body), len(payload)), body, payload
+        )
         for id_, (name, opcode, body, payload) in enumerate(requests, start=1)
     ]
     frames += [

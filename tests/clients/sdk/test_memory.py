@@ -1,4 +1,4 @@
-"""Registered memory: sealed, recognised by address, given back; and nothing is left over after many sessions or a fork."""
+"""Registered memory: sealed, recognised by address, given back; nothing is left over after sessions or a fork."""
 
 from __future__ import annotations
 
