@@ -8,13 +8,13 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
+from typing import ClassVar, Final
 
 import structlog
 
 from dataplane.io.conversation import Conversation
 from dataplane.io.session import NodeState, Session, too_many_sessions
-from dataplane.io.stream import ByteStream, PeerGoneError, Want
+from dataplane.io.stream import READ, TURN, WRITE, ByteStream, PeerGoneError, Want
 from dataplane.settings import SessionLimits
 from saltern import wire
 from saltern.names import TenantId
@@ -45,6 +45,9 @@ class Connection:
         "tenant",
     )
 
+    #: The one whose bytes came last, of all connections of the process.
+    _last_readable: ClassVar[Connection | None] = None
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -60,7 +63,7 @@ class Connection:
         self._stream = stream
         self._script = conversation.run()
         self._on_close = on_close
-        self._want: Want | None = Want.TURN
+        self._want: Want | None = TURN
         self._reads = self._writes = False
 
     def start(self) -> None:
@@ -68,7 +71,7 @@ class Connection:
 
     def expire(self, now_s: float) -> None:
         """Close the connection if what it waits for is overdue (WIRE.md 8)."""
-        if self._want is Want.TURN or self._want is None:
+        if self._want is TURN or self._want is None:
             return
         reason = self.conversation.overdue(now_s)
         if reason:
@@ -80,6 +83,8 @@ class Connection:
         if self._want is None:
             return
         self._want = None
+        if Connection._last_readable is self:
+            Connection._last_readable = None
         if self._reads:
             self._loop.remove_reader(self._fileno)
         if self._writes:
@@ -102,11 +107,11 @@ class Connection:
             self.close()
             return
         self._want = want
-        if want is Want.READ:
+        if want is READ:
             if not self._reads:
                 self._loop.add_reader(self._fileno, self._on_readable)
                 self._reads = True
-        elif want is Want.WRITE:
+        elif want is WRITE:
             if not self._writes:
                 self._loop.add_writer(self._fileno, self._on_writable)
                 self._writes = True
@@ -114,14 +119,16 @@ class Connection:
             self._loop.call_soon(self._step)
 
     def _on_readable(self) -> None:
-        if self._want is Want.READ:
+        if self._want is READ:
+            self.conversation.is_alone = Connection._last_readable is self
+            Connection._last_readable = self
             self._step()
         else:
             self._loop.remove_reader(self._fileno)
             self._reads = False
 
     def _on_writable(self) -> None:
-        if self._want is Want.WRITE:
+        if self._want is WRITE:
             self._step()
         else:
             self._loop.remove_writer(self._fileno)

@@ -17,14 +17,19 @@ import xxhash
 from dataplane.io.batches import GetBatch, PutBatch
 from dataplane.io.regions import Region, RegionTable
 from dataplane.io.session import Session, closes_session
-from dataplane.io.stream import BUFFER_BYTES, ByteStream, Script, Want
+from dataplane.io.stream import BUFFER_BYTES, READ, TURN, ByteStream, Script
 from dataplane.settings import SessionLimits
 from saltern import wire
 from saltern.errors import SalternError
 from saltern.wire import HEADER_BYTES, Opcode
 
+#: Plain integers: an enum's member costs a descriptor call at each use in Python 3.11.
+_PUT, _GET, _REGISTER, _UNREGISTER = map(int, (Opcode.PUT, Opcode.GET, Opcode.REGISTER, Opcode.UNREGISTER))
+_PING: Final = int(Opcode.PING)
 #: What a request counts beside the bytes it moves when sessions take turns.
-_REQUEST_COST_BYTES: Final = 64 * 1024
+_REQUEST_COST_BYTES: Final = 256 * 1024
+#: About 20 us of looking for the next frame.
+_POLLS_MAX: Final = 16
 #: One piece of a copy between a region and the arena: it is still in the L2 cache when its sum is taken.
 _COPY_BYTES: Final = 256 * 1024
 
@@ -36,9 +41,10 @@ class Conversation:
         deadline_s: when the present wait ends the session, on the clock of ``time.monotonic``.
         is_in_frame: whether a frame or its reply is on its way; only then does a lack of progress count.
         is_busy: whether a request is being handled.
+        is_alone: whether no other session had a turn since this one's last.
     """
 
-    __slots__ = ("_limits", "_regions", "_session", "_stream", "deadline_s", "is_busy", "is_in_frame")
+    __slots__ = ("_limits", "_regions", "_session", "_stream", "deadline_s", "is_alone", "is_busy", "is_in_frame")
 
     def __init__(self, stream: ByteStream, session: Session, limits: SessionLimits) -> None:
         self._stream = stream
@@ -48,6 +54,7 @@ class Conversation:
         self.deadline_s = monotonic() + limits.hello_s
         self.is_in_frame = False
         self.is_busy = False
+        self.is_alone = False
 
     def overdue(self, now_s: float) -> str:
         """Why the session should be closed now, or an empty string."""
@@ -69,9 +76,9 @@ class Conversation:
     def _frame(self) -> Script[bool]:
         """Receive one frame and answer it; False when the session ends with that."""
         stream, session = self._stream, self._session
-        if stream.buffered_bytes < HEADER_BYTES:
+        if stream.buffered_bytes < HEADER_BYTES and not (self.is_alone and self._poll()):
             yield from self._await_header()
-        opcode, request_id, payload_bytes = int(Opcode.PING), 0, 0
+        opcode, request_id, payload_bytes = _PING, 0, 0
         try:
             body_max_bytes = wire.BODY_MAX_BYTES if session.is_open else wire.HELLO_BODY_MAX_BYTES
             header = wire.decode_header(stream.peek(HEADER_BYTES), body_max_bytes=body_max_bytes)
@@ -94,34 +101,31 @@ class Conversation:
             body = memoryview(bytearray(header.body_bytes))
             yield from stream.read_into(body)
             frame_bytes = 0
-        descriptors = stream.take_descriptors() if opcode == Opcode.REGISTER else []
         try:
-            answer = self._handle(header, body, descriptors)
+            answer = self._handle(header, body)
         except SalternError as error:
-            # Refused before any of the payload was read.
             stream.consume(frame_bytes)
-            refusal = wire.encode_error_reply(opcode, request_id, error)
-            if closes_session(error, session):
-                yield from self._part(refusal, payload_bytes)
+            if not (yield from self._refuse(header, error)):
                 return False
-            self._expect_transfer(payload_bytes)
-            yield from stream.discard(payload_bytes)
-            answer = refusal
         else:
             stream.consume(frame_bytes)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        if isinstance(answer, bytes):
-            yield from self._reply(answer)
-        else:
-            yield from answer
+            yield from self._reply(answer) if isinstance(answer, bytes) else answer
         stream.close_stale_descriptors()
         self.is_busy = self.is_in_frame = False
         if stream.spend_turn(_REQUEST_COST_BYTES):
-            yield Want.TURN
+            yield TURN
         # A draining node answers what is here already with DRAINING, and waits for nothing more.
         return stream.buffered_bytes > 0 or not session.is_draining
+
+    def _poll(self) -> bool:
+        """Look a few times whether the next frame comes at once, before the event loop goes to sleep for it.
+
+        A client that asks one small thing after another is answered in three quarters of the time.
+        """
+        if not self._session.is_open:
+            return False
+        receive = self._stream.receive
+        return any(receive() for _ in range(_POLLS_MAX)) and self._stream.buffered_bytes >= HEADER_BYTES
 
     def _await_header(self) -> Script[None]:
         stream = self._stream
@@ -129,12 +133,23 @@ class Conversation:
             self.deadline_s = monotonic() + self._limits.idle_s
         if not stream.buffered_bytes:
             # Waiting first saves the system call that would find nothing after almost every reply.
-            yield Want.READ
+            yield READ
             while not stream.receive():
-                yield Want.READ
+                yield READ
         if stream.buffered_bytes < HEADER_BYTES:
             self._expect_transfer(0)
             yield from stream.fill(HEADER_BYTES)
+
+    def _refuse(self, header: wire.Header, error: SalternError) -> Script[bool]:
+        """Answer a request that was refused before any of its payload was read; False if that ends the session."""
+        reply = wire.encode_error_reply(header.opcode, header.request_id, error)
+        if closes_session(error, self._session):
+            yield from self._part(reply, header.payload_bytes)
+            return False
+        self._expect_transfer(header.payload_bytes)
+        yield from self._stream.discard(header.payload_bytes)
+        yield from self._reply(reply)
+        return True
 
     def _expect_transfer(self, payload_bytes: int) -> None:
         """From now on progress counts. Before HELLO its own, shorter deadline stays."""
@@ -143,7 +158,7 @@ class Conversation:
         if self._session.is_open:
             self.deadline_s = now_s + self._limits.transfer_s(payload_bytes)
 
-    def _handle(self, header: wire.Header, body: memoryview, descriptors: list[int]) -> bytes | Script[None]:
+    def _handle(self, header: wire.Header, body: memoryview) -> bytes | Script[None]:
         """Decode and check a request; return its whole reply, or the script that moves its entries and replies.
 
         Raises:
@@ -151,22 +166,19 @@ class Conversation:
         """
         opcode, session = header.opcode, self._session
         reply: msgspec.Struct
-        if opcode == Opcode.PUT:
+        if opcode == _PUT:
             put = wire.decode_body(wire.Put, body)
             wire.check_put(put, header.payload_bytes)
             put_region = self._region(put.region, put.offsets, put.sizes)
             return self._put(header.request_id, put, session.begin_put(put), put_region)
-        if opcode == Opcode.GET:
+        if opcode == _GET:
             get = wire.decode_body(wire.Get, body)
             wire.check_get(get, header.payload_bytes)
             get_region = self._region(get.region, get.offsets, get.max_sizes)
             return self._get(header.request_id, get, session.begin_get(get), get_region)
-        if opcode == Opcode.REGISTER:
-            register = wire.decode_body(wire.Register, body)
-            session.require(None)
-            self._regions.register(register.region, register.region_bytes, descriptors)
-            reply = wire.Empty()
-        elif opcode == Opcode.UNREGISTER:
+        if opcode == _REGISTER:
+            reply = self._register(wire.decode_body(wire.Register, body))
+        elif opcode == _UNREGISTER:
             unregister = wire.decode_body(wire.Unregister, body)
             session.require(None)
             self._regions.unregister(unregister.region)
@@ -174,6 +186,16 @@ class Conversation:
         else:
             reply = session.answer(opcode, body)
         return wire.encode_reply(opcode, header.request_id, wire.encode_body(reply))
+
+    def _register(self, register: wire.Register) -> wire.Empty:
+        self._session.require(None)
+        descriptors = self._stream.take_descriptors()
+        try:
+            self._regions.register(register.region, register.region_bytes, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return wire.Empty()
 
     def _region(self, number: int | None, offsets: list[int], sizes: list[int]) -> Region | None:
         """The region of a regional batch, every entry inside it; None for an inline one."""
@@ -201,13 +223,13 @@ class Conversation:
                 batch.finish(index, digest, claimed)
         finally:
             batch.close()
-        yield from self._reply(wire.encode_reply(Opcode.PUT, request_id, wire.encode_body(batch.reply())))
+        yield from self._reply(wire.encode_reply(_PUT, request_id, wire.encode_body(batch.reply())))
 
     def _get(self, request_id: int, get: wire.Get, batch: GetBatch, region: Region | None) -> Script[None]:
         try:
             body = wire.encode_body(batch.reply())
             if region is None:
-                head = wire.encode_reply(Opcode.GET, request_id, body, batch.payload_bytes)
+                head = wire.encode_reply(_GET, request_id, body, batch.payload_bytes)
                 self._expect_transfer(batch.payload_bytes)
                 yield from self._stream.send([head, *(batch.view(pin) for _, pin in batch.hits)])
                 return
@@ -215,7 +237,7 @@ class Conversation:
                 yield from self._copy(batch.view(pin), region.view(get.offsets[index], pin.size_bytes))
         finally:
             batch.close()
-        yield from self._reply(wire.encode_reply(Opcode.GET, request_id, body))
+        yield from self._reply(wire.encode_reply(_GET, request_id, body))
 
     def _copy_and_sum(self, source: memoryview, target: memoryview) -> Script[int]:
         """Copy an entry out of a region and return the sum of the node's own copy: the client may write meanwhile."""
@@ -225,7 +247,7 @@ class Conversation:
             piece[:] = source[start : start + _COPY_BYTES]
             digest.update(piece)
             if self._stream.spend_turn(len(piece)):
-                yield Want.TURN
+                yield TURN
         return digest.intdigest()
 
     def _copy(self, source: memoryview, target: memoryview) -> Script[None]:
@@ -233,7 +255,7 @@ class Conversation:
             piece = source[start : start + _COPY_BYTES]
             target[start : start + _COPY_BYTES] = piece
             if self._stream.spend_turn(len(piece)):
-                yield Want.TURN
+                yield TURN
 
     def _reply(self, reply: bytes) -> Script[None]:
         sent = self._stream.send_now(reply)

@@ -42,6 +42,10 @@ class Want(Enum):
     TURN = "turn"
 
 
+#: An enum's member costs a descriptor call at each use in Python 3.11; these do not.
+READ: Final = Want.READ
+WRITE: Final = Want.WRITE
+TURN: Final = Want.TURN
 Script = Generator[Want, None, T]
 
 
@@ -124,7 +128,7 @@ class ByteStream:
                 self._buffer[:held] = self._buffer[self._start : self._end]
                 self._start, self._end = 0, held
             if not self.receive():
-                yield Want.READ
+                yield READ
 
     def read_into(self, view: memoryview) -> Script[int]:
         """Fill ``view`` and return the XXH3-64 of what it holds then, taken piece by piece while hot in the cache."""
@@ -138,13 +142,13 @@ class ByteStream:
         while filled < total:
             count = self._receive_into(view[filled : filled + RECEIVE_MAX_BYTES])
             if not count:
-                yield Want.READ
+                yield READ
                 continue
             digest.update(view[filled : filled + count])
             filled += count
             self._consumed_bytes += count
             if self.spend_turn(count):
-                yield Want.TURN
+                yield TURN
         return digest.intdigest()
 
     def discard(self, length: int) -> Script[None]:
@@ -155,12 +159,12 @@ class ByteStream:
         while length:
             count = self._receive_into(self._drain[: min(length, _SCRATCH_BYTES)])
             if not count:
-                yield Want.READ
+                yield READ
                 continue
             length -= count
             self._consumed_bytes += count
             if self.spend_turn(count):
-                yield Want.TURN
+                yield TURN
 
     def send_now(self, data: bytes) -> int:
         """Send what fits into the socket's buffer of a short reply; return how many bytes did. Raises PeerGoneError."""
@@ -179,7 +183,7 @@ class ByteStream:
             try:
                 sent = self._socket.sendmsg(rest[index : index + SEND_BUFFERS_MAX])
             except (BlockingIOError, InterruptedError):
-                yield Want.WRITE
+                yield WRITE
                 continue
             except OSError:
                 raise PeerGoneError from None
@@ -191,7 +195,7 @@ class ByteStream:
             if sent:
                 rest[index] = memoryview(rest[index])[sent:]
             if exhausted and index < count:
-                yield Want.TURN
+                yield TURN
 
     def spend_turn(self, moved_bytes: int) -> bool:
         """Account for work done; True when it is time to yield to other sessions."""

@@ -135,8 +135,12 @@ def static_node(
     limits: SessionLimits | None = None,
     clock: Clock | None = None,
     apply_policy: bool = True,
+    prefault: bool = False,
 ) -> Iterator[StaticNode]:
-    """Run a node with the given tenants (one tenant ``acme`` with the namespace ``chat`` by default)."""
+    """Run a node with the given tenants (one tenant ``acme`` with the namespace ``chat`` by default).
+
+    ``prefault`` takes the arena's memory at start, as a real node does: wanted where speed is measured.
+    """
     with tempfile.TemporaryDirectory(prefix="saltern-node-") as folder:
         settings = NodeSettings(
             node_id=NodeId("node-1"),
@@ -144,7 +148,7 @@ def static_node(
             grpc_listen=Endpoint("127.0.0.1", 0),
             dram_bytes=dram_bytes,
             shm_path=Path(folder) / "node.sock",
-            prefault=False,
+            prefault=prefault,
             limits=limits or SessionLimits(),
         )
         node = Node(settings, clock=clock)
