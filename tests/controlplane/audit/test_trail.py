@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from controlplane.audit import record, to_chained_record
+from controlplane.core.audit_chain import verify
+from controlplane.db import connect
+from controlplane.db.models import PLATFORM_CHAIN, AuditEvent
+from saltern.errors import InternalError
+from saltern.names import TenantId
+from tests.support.control import migrate
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+async def test_i11_what_is_read_back_verifies_to_the_microsecond(postgres: Any) -> None:
+    with postgres.fresh_database(migrate) as urls:
+        database = connect(urls.app)
+        try:
+            for number in range(3):
+                async with database.transaction() as session:
+                    sequence = await record(
+                        session,
+                        tenant=None,
+                        actor="bootstrap",
+                        method="S/M",
+                        resource="apiKeys/ü",
+                        now=NOW + timedelta(microseconds=number),
+                        before={"z": 2**53, "a": {"limit_bytes": "9007199254740993", "on": True, "none": None}},
+                        after=None if number else {},
+                    )
+                assert sequence == number + 1
+            async with database.transaction() as session:
+                events = (await session.scalars(select(AuditEvent).order_by(AuditEvent.sequence))).all()
+            assert verify(PLATFORM_CHAIN, map(to_chained_record, events)) == []
+        finally:
+            await database.close()
+
+
+async def test_i11_an_act_that_is_rolled_back_leaves_no_event_and_no_gap(postgres: Any) -> None:
+    values: dict[str, Any] = {"tenant": TenantId("acme"), "actor": "a", "method": "S/M", "resource": "r", "now": NOW}
+    with postgres.fresh_database(migrate) as urls:
+        database = connect(urls.app)
+        try:
+            with pytest.raises(RuntimeError, match="later failure"):
+                async with database.transaction() as session:
+                    await record(session, **values)
+                    raise RuntimeError("later failure")
+            with pytest.raises(InternalError):
+                async with database.transaction() as session:
+                    await record(session, **values, after={"secret": "x"})
+
+            async def append() -> int:
+                async with database.transaction() as session:
+                    return await record(session, **values)
+
+            assert sorted(await asyncio.gather(*(append() for _ in range(6)))) == [1, 2, 3, 4, 5, 6]
+        finally:
+            await database.close()
