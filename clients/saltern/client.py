@@ -40,6 +40,7 @@ from saltern.results import (
     Deleted,
     Error,
     GetResult,
+    Hit,
     Lookup,
     Miss,
     Pong,
@@ -136,6 +137,7 @@ class Client:
                 f"unknown transport {transport!r}", reason="INVALID_TRANSPORT", hint="use auto, shm or tcp"
             ) from None
         self._deadline_ms = deadline_ms
+        self._entry_bytes_seen = 0
         self._deriver: tuple[int, BlockKeyDeriver] | None = None
         self._router = Router(
             credentials,
@@ -340,14 +342,30 @@ class Client:
                 slot.result = Miss(_in_doubt())
 
         def operation(session: Session) -> None:
+            # Rooms decide how many entries share a frame. Entries of a namespace are mostly of one size, often far
+            # below its block_bytes: what came last is the guess, and the few that are longer are asked for again.
+            limit_bytes = session.entry_max_bytes
+            guess_bytes = min(self._entry_bytes_seen or limit_bytes, limit_bytes)
             for slot in slots:
-                room_bytes = session.entry_max_bytes if slot.buffer is None else slot.buffer.nbytes
-                slot.room_bytes = min(room_bytes, session.entry_max_bytes)
+                slot.room_is_guess = slot.buffer is None and guess_bytes < limit_bytes
+                slot.room_bytes = guess_bytes if slot.buffer is None else min(slot.buffer.nbytes, limit_bytes)
             session.get([slot for slot in slots if slot.result is None], deadline)
+            longer = [slot for slot in slots if slot.result is None]
+            for slot in longer:
+                slot.room_is_guess, slot.room_bytes = False, limit_bytes
+            if longer:
+                session.get(longer, deadline)
 
         pending = any(slot.result is None for slot in slots)
         error = self._router.run(operation, deadline) if pending else None
+        self._note_sizes(slots)
         return [slot.result or get_result(_cause(error)) for slot in slots]
+
+    def _note_sizes(self, slots: list[GetSlot]) -> None:
+        """Remember how long entries are, for the next guess; a batch of much shorter ones lowers it."""
+        longest_bytes = max((slot.result.size_bytes for slot in slots if isinstance(slot.result, Hit)), default=0)
+        if longest_bytes > self._entry_bytes_seen or 0 < longest_bytes < self._entry_bytes_seen // 4:
+            self._entry_bytes_seen = longest_bytes
 
     def _require_open(self) -> None:
         if self._router.closed:

@@ -135,7 +135,10 @@ class Session(ABC):
 
     @abstractmethod
     def get(self, slots: Sequence[GetSlot], deadline: Deadline) -> None:
-        """Read and verify entries; fills in ``result`` of every slot, or raises with some of them filled."""
+        """Read and verify entries; fills in ``result`` of every slot, or raises with some of them filled.
+
+        A slot whose room was a guess keeps None where the entry is longer.
+        """
 
     def _call(
         self,
@@ -211,11 +214,14 @@ class Session(ABC):
         return reply, split_sums(reply.sums), header.payload_bytes
 
 
-def absent(code: int, room_bytes: int) -> GetResult:
-    """The result for an entry of a get reply that is no hit."""
+def absent(code: int, slot: GetSlot) -> GetResult | None:
+    """The result for an entry of a get reply that is no hit; None for one that needs more room than was guessed."""
+    room_bytes = slot.room_bytes
     match code:
         case StatusCode.NOT_FOUND:
             return _MISS
+        case StatusCode.FAILED_PRECONDITION if slot.room_is_guess:
+            return None
         case StatusCode.FAILED_PRECONDITION:
             return Miss(
                 EntryTooLargeError(

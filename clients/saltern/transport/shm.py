@@ -143,7 +143,7 @@ class ShmSession(Session):
             raise self._connection.violation("a payload in the reply to a regional get", "UNEXPECTED_PAYLOAD")
         for slot, code, size, sum_, offset in zip(slots, reply.codes, reply.sizes, sums, frame.offsets, strict=True):
             if code != StatusCode.OK:
-                slot.result = absent(code, slot.room_bytes)
+                slot.result = absent(code, slot)
                 continue
             view = self._staged(offset, size) if frame.buffer is None or slot.buffer is None else slot.buffer[:size]
             if checksum(view) != sum_:

@@ -16,15 +16,17 @@ class GetSlot:
         key: 32 bytes.
         buffer: writable bytes to fill, or None for memory of the result's own.
         room_bytes: the longest entry that is wanted; known once a session is open.
+        room_is_guess: a longer entry is to be left without a result, for another attempt with more room.
         result: None until known.
     """
 
-    __slots__ = ("buffer", "key", "result", "room_bytes")
+    __slots__ = ("buffer", "key", "result", "room_bytes", "room_is_guess")
 
     def __init__(self, key: BlockKey, buffer: memoryview | None) -> None:
         self.key = key
         self.buffer = buffer
         self.room_bytes = 0
+        self.room_is_guess = False
         self.result: GetResult | None = None
 
 

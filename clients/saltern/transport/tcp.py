@@ -77,7 +77,7 @@ class TcpSession(Session):
             if code == StatusCode.OK:
                 hits.append((slot, size, sum_))
             else:
-                slot.result = absent(code, slot.room_bytes)
+                slot.result = absent(code, slot)
         if payload_bytes != sum(size for _, size, _ in hits):
             raise self._connection.violation("the payload does not add up to the sizes of the hits", "LENGTH_MISMATCH")
         if not payload_bytes:

@@ -150,6 +150,15 @@ def test_a_key_twice_in_one_batch_keeps_the_first_bytes(client: Client) -> None:
     assert [result.payload for result in results if isinstance(result, Hit)] == [data, data]
 
 
+def test_entries_longer_than_those_before_them_are_found(client: Client) -> None:
+    """The client guesses sizes from what it read last; a wrong guess costs a round trip, never an entry."""
+    for sizes in ([100] * 5, [100, 5000, 100, MIB, 7], [200, 20], [5001], [1]):
+        items = [fresh(1, size_bytes)[0] for size_bytes in sizes]
+        client.put_many(items)
+        results = client.get_many([key for key, _ in items])
+        assert [result.payload for result in results if isinstance(result, Hit)] == [data for _, data in items]
+
+
 def test_a_buffer_that_is_too_small_is_a_miss_with_a_cause(client: Client) -> None:
     items = fresh(3, 1000)
     client.put_many(items)
