@@ -30,6 +30,7 @@ from saltern.cli.tenant import tenant
 from saltern.cli.usage import node, usage
 from saltern.errors import InvalidArgumentError, SalternError
 
+_COMPLETION_VARIABLE = "_SALTERN_COMPLETE"
 _EPILOG = (
     "Commands find a local `saltern up` by themselves. Elsewhere: --control HOST:PORT --api-key-file FILE. "
     'Completion: eval "$(_SALTERN_COMPLETE=bash_source saltern)" (or zsh_source, fish_source). '
@@ -76,11 +77,17 @@ for command in (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; the only place that turns an error into one."""
+    if _COMPLETION_VARIABLE in os.environ:
+        cli.main(prog_name="saltern", complete_var=_COMPLETION_VARIABLE)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result = cli.main(arguments, prog_name="saltern", standalone_mode=False)
+        # Not cli.main(): that has exit codes of its own for a reader that went away.
+        with cli.make_context("saltern", list(arguments)) as context:
+            result = cli.invoke(context)
         sys.stdout.flush()
         return result if isinstance(result, int) else EXIT_OK
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
     except Exception as error:
         if "--debug" in arguments or os.environ.get("SALTERN_DEBUG"):
             traceback.print_exception(error)

@@ -151,11 +151,13 @@ def _nodes(admin: AdminClient, settings: Settings, namespace_id: NamespaceId | N
             return
         epoch = grant.salt_keys[-1].epoch if grant.salt_keys else 1
         hello = Hello(token=grant.access_token, namespace=namespace_id, epoch=epoch, client="saltern doctor")
-        yield ok(f"namespace {namespace_id}", f"{len(grant.nodes)} live nodes serve it")
+        yield ok(f"namespace {namespace_id}", f"served by {len(grant.nodes)} live node{'s' * (len(grant.nodes) != 1)}")
         for endpoint in grant.nodes:
             yield check_session(f"{endpoint.node_id} wire", endpoint.wire_endpoint, hello, deadline_ms)
             if endpoint.shm_path:
                 yield check_session(f"{endpoint.node_id} shm", endpoint.shm_path, hello, deadline_ms)
+            if endpoint.grpc_endpoint:
+                yield check_grpc(f"{endpoint.node_id} gRPC", endpoint.grpc_endpoint, deadline_ms, hello)
         return
     try:
         if admin.tenant_id:

@@ -9,8 +9,11 @@ import grpc
 
 from saltern.admin_client import open_channel
 from saltern.bare_session import BareSession
+from saltern.cache.v1.cache_pb2 import LookupBlocksRequest
+from saltern.cache.v1.cache_pb2_grpc import CacheServiceStub
 from saltern.cli.finding import Finding, failed, ok
-from saltern.errors import SalternError, UnavailableError
+from saltern.errors import SalternError, UnauthenticatedError, UnavailableError
+from saltern.keys import KEY_BYTES
 from saltern.rpc_errors import error_from_rpc
 from saltern.wire import Empty, Hello, HelloReply, Opcode
 
@@ -42,10 +45,22 @@ def check_health(check: str, channel: grpc.Channel, endpoint: str, deadline_ms: 
     return ok(check, f"{endpoint} serves ({_since(started_s)})")
 
 
-def check_grpc(check: str, endpoint: str, deadline_ms: int) -> Finding:
-    """Ask a node's gRPC door for its health."""
+def check_grpc(check: str, endpoint: str, deadline_ms: int, hello: Hello | None = None) -> Finding:
+    """Call a node's CacheService: with the token of ``hello``, or without one, which it must refuse as such."""
+    request = LookupBlocksRequest(keys=[bytes(KEY_BYTES)])
+    metadata: tuple[tuple[str, str], ...] = ()
+    if hello is not None:
+        request.namespace_id, request.epoch = hello.namespace, hello.epoch
+        metadata = (("authorization", f"Bearer {hello.token}"),)
+    started_s = time.monotonic()
     with open_channel(endpoint) as channel:
-        return check_health(check, channel, endpoint, deadline_ms)
+        try:
+            CacheServiceStub(channel).LookupBlocks(request, timeout=deadline_ms / 1000, metadata=metadata)
+        except grpc.RpcError as rpc_error:
+            error = error_from_rpc(rpc_error, endpoint=endpoint)
+            if hello is not None or not isinstance(error, UnauthenticatedError):
+                return failed(check, error)
+    return ok(check, f"{endpoint} serves CacheService ({_since(started_s)})")
 
 
 def check_door(check: str, address: str, deadline_ms: int) -> Finding:

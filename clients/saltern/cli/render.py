@@ -85,10 +85,14 @@ class Table:
             )
         for row in self._rows:
             grid.add_row(*map(_cell, row))
-        if self._rows:
+        if not self._rows:
+            click.echo("(none)")
+        elif console.is_terminal:
             console.print(grid)
         else:
-            click.echo("(none)")
+            with console.capture() as captured:
+                console.print(grid)
+            click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _cell(value: object) -> RenderableType:

@@ -74,7 +74,8 @@ def _print_table(settings: Settings, usages: list[Usage]) -> None:
             local_time(item.report_time) or "never",
         )
         name = item.tenant.removeprefix("tenants/")
-        for index, tier in enumerate(item.tiers):
+        shown = [tier for tier in item.tiers if tier.limit_bytes or tier.used_bytes]
+        for index, tier in enumerate(shown):
             table.add(
                 name if index == 0 else " ",
                 enum_word(Tier, tier.tier, "TIER_"),
@@ -85,7 +86,7 @@ def _print_table(settings: Settings, usages: list[Usage]) -> None:
                 tier.entries,
                 *(counters if index == 0 else [" "] * len(counters)),
             )
-        if not item.tiers:
+        if not shown:
             table.add(name, "", "no quota", "", "", "", "", *counters)
     table.print(settings)
 

@@ -162,7 +162,7 @@ def _rows(report: Report) -> list[tuple[str, list[object]]]:
         sizes("reserved", "reserved_bytes"),
         sizes("limit", "limit_bytes"),
         sizes("most ever used", "used_bytes_max"),
-        ("", [bar(values["used_bytes_max"], values["limit_bytes"]) for _, values in tenants]),
+        (" ", [bar(values["used_bytes_max"], values["limit_bytes"]) for _, values in tenants]),
         row("evictions", "evictions"),
         row("puts refused", "puts_refused"),
     ]

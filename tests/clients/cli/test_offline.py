@@ -317,3 +317,11 @@ def test_doctor_reports_what_it_can_without_a_stack(offline: Saltern) -> None:
     assert checks["configuration"]["state"] == "FAIL"
     assert "saltern up" in checks["configuration"]["hint"]
     assert all(item["hint"] for item in checks.values() if item["state"] != "OK")
+
+
+def test_completion_completes_commands_and_options() -> None:
+    words = {"_SALTERN_COMPLETE": "bash_complete", "COMP_WORDS": "saltern quota set --dram", "COMP_CWORD": "3"}
+    done = subprocess.run(
+        [sys.executable, "-m", "saltern"], env={**os.environ, **words}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["plain,--dram-limit", "plain,--dram-reserved"]

@@ -1,0 +1,254 @@
+"""The admin commands against a real stack: what they print, what they exit with, and what the service then says."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saltern.admin_client import AdminClient, ApiKey, read_api_key
+from saltern.demo.stack import Stack
+from saltern.errors import UnauthenticatedError
+
+Saltern = Callable[..., Any]
+MIB = 1024 * 1024
+SECRET = re.compile(r"sk-saltern-[0-9a-f]{16}-[A-Za-z0-9_-]{43}")
+_numbers = count(1)
+
+
+@pytest.fixture
+def tenant(saltern: Saltern) -> Iterator[str]:
+    """A fresh tenant with 8 MiB of quota and the namespace ``chat``."""
+    name = f"tenant-{next(_numbers)}"
+    assert saltern("tenant", "create", name, "--display-name", f"Tenant {name}").code == 0
+    assert saltern("quota", "set", name, "--dram-limit", "8MiB", "--dram-reserved", "2MiB").code == 0
+    created = saltern(
+        "namespace", "create", name, "chat", "--model-fingerprint", "m@1/bf16", "--block-tokens", "16",
+        "--block-bytes", "64KiB",
+    )  # fmt: skip
+    assert created.code == 0
+    yield name
+    saltern("tenant", "delete", name, "--yes")
+
+
+def test_a_tenant_lives_from_create_to_delete(saltern: Saltern) -> None:
+    created = saltern("tenant", "create", "life", "--display-name", "Life & Sons [bold]", "-o", "json")
+    assert created.code == 0
+    assert created.json["name"] == "tenants/life"
+    assert created.json["state"] == "STATE_ACTIVE"
+    assert created.json["displayName"] == "Life & Sons [bold]"
+    assert "Life & Sons [bold]" in saltern("tenant", "list").out
+    renamed = saltern("tenant", "update", "life", "--display-name", "", "--etag", created.json["etag"], "-o", "json")
+    assert renamed.json["displayName"] == ""
+    stale = saltern("tenant", "update", "life", "--display-name", "x", "--etag", created.json["etag"])
+    assert stale.code == 5
+    assert saltern("tenant", "suspend", "life", "--yes", "-o", "json").json["state"] == "STATE_SUSPENDED"
+    assert saltern("tenant", "resume", "life", "-o", "json").json["state"] == "STATE_ACTIVE"
+    assert saltern("tenant", "delete", "life").code == 2, "nobody can be asked here, so nothing is deleted"
+    assert saltern("tenant", "get", "life").code == 0
+    assert saltern("tenant", "delete", "life", "--yes").code == 0
+    gone = saltern("tenant", "get", "life")
+    assert (gone.code, gone.out) == (3, "")
+    assert gone.err.startswith("error: ")
+
+
+def test_an_identifier_that_is_taken_is_a_conflict_with_a_hint(saltern: Saltern, tenant: str) -> None:
+    shown = saltern("tenant", "create", tenant)
+    assert shown.code == 5
+    assert re.fullmatch(r"error: .*\nhint: .*\n", shown.err)
+
+
+def test_quota_keeps_what_is_not_given_and_passes_on_why_it_is_refused(saltern: Saltern, tenant: str) -> None:
+    changed = saltern("quota", "set", tenant, "--weight", "300", "-o", "json").json
+    (dram,) = [tier for tier in changed["tiers"] if tier["tier"] == "TIER_DRAM"]
+    assert dram == {
+        "tier": "TIER_DRAM", "reservedBytes": str(2 * MIB), "limitBytes": str(8 * MIB), "weight": 300,
+    }  # fmt: skip
+    assert "8 MiB" in saltern("quota", "get", tenant).out
+    too_much = saltern("quota", "set", tenant, "--dram-limit", "1TiB", "--dram-reserved", "1TiB")
+    assert too_much.code == 5
+    assert "capacity" in too_much.err
+    assert too_much.err.splitlines()[1].startswith("hint: ")
+    upside_down = saltern("quota", "set", tenant, "--dram-limit", "1MiB", "--dram-reserved", "2MiB")
+    assert upside_down.code == 2
+
+
+def test_namespaces_are_created_listed_and_deleted(saltern: Saltern, tenant: str) -> None:
+    assert [item["name"] for item in saltern("namespace", "list", tenant, "-o", "json").json["namespaces"]] == [
+        f"tenants/{tenant}/namespaces/chat"
+    ]
+    assert "64 KiB" in saltern("namespace", "get", tenant, "chat").out
+    assert saltern("namespace", "delete", tenant, "chat", "--yes").code == 0
+    assert saltern("namespace", "get", tenant, "chat").code == 3
+    assert saltern("namespace", "list", tenant).out == "(none)\n"
+    assert saltern("namespace", "list", tenant, "-o", "json").json == {"namespaces": []}
+
+
+def test_a_secret_is_shown_once_alone_on_stdout_or_saved(saltern: Saltern, tenant: str, tmp_path: Path) -> None:
+    shown = saltern("key", "create", "one", "--tenant", tenant, "--role", "writer", "--expires-in", "90d")
+    assert SECRET.fullmatch(shown.out.strip())
+    assert not SECRET.search(shown.err)
+    as_json = saltern("key", "create", "two", "--tenant", tenant, "--role", "reader", "-o", "json").json
+    assert SECRET.fullmatch(as_json["secret"])
+    assert as_json["apiKey"]["role"] == "ROLE_READER"
+    path = tmp_path / "three.key"
+    saved = saltern("key", "create", "three", "--tenant", tenant, "--role", "reader", "--save", str(path), "-o", "json")
+    assert "secret" not in saved.json
+    assert not SECRET.search(saved.out + saved.err)
+    assert SECRET.fullmatch(path.read_text().strip())
+    assert path.stat().st_mode & 0o777 == 0o600
+    listed = saltern("key", "list", "--tenant", tenant)
+    assert {line.split()[0] for line in listed.out.splitlines()[1:]} == {"one", "two", "three"}
+    assert not SECRET.search(listed.out)
+
+
+def test_a_failed_creation_leaves_no_secret_file(saltern: Saltern, tenant: str, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    create = ("key", "create", "k", "--role", "reader", "--save", str(path))
+    assert saltern(*create, "--tenant", "no-such-tenant").code == 3
+    assert not path.exists()
+    path.write_text("mine")
+    assert saltern(*create, "--tenant", tenant).code == 5
+    assert path.read_text() == "mine"
+    assert saltern("key", "list", "--tenant", tenant, "-o", "json").json == {"apiKeys": []}
+
+
+def test_i1_a_tenants_key_sees_its_own_tenant_only(saltern: Saltern, tenant: str, tmp_path: Path) -> None:
+    path = tmp_path / "auditor.key"
+    saltern("key", "create", "auditor", "--tenant", tenant, "--role", "tenant-auditor", "--save", str(path))
+    as_auditor = ("--api-key-file", str(path), "-o", "json")
+    assert [item["tenant"] for item in saltern("usage", *as_auditor).json["usages"]] == [f"tenants/{tenant}"]
+    assert saltern("key", "list", *as_auditor).json["apiKeys"][0]["name"] == f"tenants/{tenant}/apiKeys/auditor"
+    assert saltern("audit", "list", *as_auditor).json["auditEvents"]
+    for denied in (("tenant", "list"), ("node", "list"), ("audit", "list", "--platform"), ("tenant", "create", "mine")):
+        assert saltern(*denied, *as_auditor).code == 3
+    assert saltern("usage", "no-such-tenant", *as_auditor).code == 3
+
+
+def test_a_revoked_key_is_not_authenticated(saltern: Saltern, tenant: str, tmp_path: Path) -> None:
+    path = tmp_path / "gone.key"
+    saltern("key", "create", "gone", "--tenant", tenant, "--role", "reader", "--save", str(path))
+    assert saltern("key", "delete", "gone", "--tenant", tenant, "--yes").code == 0
+    shown = saltern("usage", "--api-key-file", str(path))
+    assert shown.code == 4
+    assert path.read_text().strip() not in shown.err
+
+
+def test_a_token_is_printed_only_when_asked(saltern: Saltern, tenant: str, tmp_path: Path) -> None:
+    key = tmp_path / "w.key"
+    saltern("key", "create", "w", "--tenant", tenant, "--role", "writer", "--save", str(key))
+    issue = ("token", "issue", "--namespace", "chat", "--api-key-file", str(key))
+    quiet = saltern(*issue)
+    assert quiet.code == 0
+    assert "eyJ" not in quiet.out
+    as_json = saltern(*issue, "-o", "json").json
+    assert as_json["tenantId"] == tenant
+    assert not {"accessToken", "saltKeys"} & as_json.keys()
+    shown = saltern(*issue, "--show").out.strip()
+    assert shown.count(".") == 2
+    saved = tmp_path / "grant.json"
+    assert saltern(*issue, "--save", str(saved)).code == 0
+    grant = json.loads(saved.read_text())
+    assert grant["accessToken"].count(".") == 2
+    assert grant["saltKeys"][0]["epoch"] == "1"
+    assert saved.stat().st_mode & 0o777 == 0o600
+    assert saltern(*issue[:2], "--namespace", "other", "--api-key-file", str(key)).code == 3
+
+
+def test_usage_nodes_salt_and_audit_are_shown(saltern: Saltern, tenant: str) -> None:
+    assert "8 MiB" in saltern("usage", tenant).out
+    assert saltern("usage", tenant, "-o", "json").json["tenant"] == f"tenants/{tenant}"
+    (node,) = saltern("node", "list", "-o", "json").json["nodes"]
+    assert (node["state"], node["dramCapacityBytes"]) == ("STATE_LIVE", str(64 * MIB))
+    assert saltern("salt", "show", tenant, "-o", "json").json["scope"] == "SCOPE_TENANT"
+    events = saltern("audit", "list", "--tenant", tenant, "-o", "json").json["auditEvents"]
+    assert [event["method"].rpartition("/")[2] for event in events] == [
+        "CreateNamespace", "UpdateQuota", "CreateTenant",
+    ]  # fmt: skip
+    newest = saltern("audit", "list", "--tenant", tenant, "--limit", "1", "-o", "json").json["auditEvents"]
+    assert newest == events[:1]
+
+
+def test_lists_join_their_pages(saltern: Saltern, stack: Stack, tenant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saltern.admin_client.PAGE_ITEMS", 2)
+    for number in range(5):
+        saltern("key", "create", f"k{number}", "--tenant", tenant, "--role", "reader", "-o", "json")
+    keys = saltern("key", "list", "--tenant", tenant, "-o", "json").json["apiKeys"]
+    assert sorted(key["name"].rpartition("/")[2] for key in keys) == [f"k{number}" for number in range(5)]
+    events = saltern("audit", "list", "--tenant", tenant, "--limit", "5", "-o", "json").json["auditEvents"]
+    assert len({event["name"] for event in events}) == 5
+
+
+def test_doctor_finds_a_healthy_stack_healthy(saltern: Saltern, tenant: str, tmp_path: Path) -> None:
+    shown = saltern("doctor", "-o", "json")
+    states = {item["check"]: item["state"] for item in shown.json["checks"]}
+    assert shown.code == 0
+    for check in ("control plane", "API key", "clock", "node node-1 wire", "node node-1 gRPC"):
+        assert states[check] == "OK", check
+    key = tmp_path / "w.key"
+    saltern("key", "create", "w", "--tenant", tenant, "--role", "writer", "--save", str(key))
+    shown = saltern("doctor", "--namespace", "chat", "--api-key-file", str(key), "-o", "json")
+    assert shown.code == 0
+    assert {item["check"]: item["state"] for item in shown.json["checks"]}["node-1 shm"] == "OK"
+    key.chmod(0o644)
+    warned = saltern("doctor", "--api-key-file", str(key))
+    assert (warned.code, "chmod 600" in warned.out) == (0, True)
+
+
+def test_doctor_fails_on_a_key_that_nobody_made(saltern: Saltern, tmp_path: Path) -> None:
+    key = tmp_path / "made-up.key"
+    key.write_text("sk-saltern-0123456789abcdef-" + "A" * 43)
+    shown = saltern("doctor", "--api-key-file", str(key), "-o", "json")
+    assert shown.code == 4
+    assert {item["check"]: item["state"] for item in shown.json["checks"]}["API key"] == "FAIL"
+
+
+def test_the_admin_client_gets_a_new_token_when_its_own_is_refused(stack: Stack) -> None:
+    from saltern.admin.v1.tenants_pb2 import ListTenantsRequest
+
+    with AdminClient(stack.control, read_api_key(stack.admin_api_key_file)) as admin:
+        assert admin.tenant_id == ""
+        assert admin._session is not None
+        admin._session.access_token = admin._session.access_token[:-10] + "AAAAAAAAAA"
+        admin.call(admin.tenants.ListTenants, ListTenantsRequest())
+    with AdminClient(stack.control, ApiKey("sk-saltern-0123456789abcdef-" + "A" * 43)) as stranger:
+        assert "AAAA" not in repr(stranger._api_key)
+        with pytest.raises(UnauthenticatedError):
+            stranger.call(stranger.tenants.ListTenants, ListTenantsRequest())
+
+
+def test_a_reader_that_goes_away_is_no_error(stack: Stack) -> None:
+    program = f"{sys.executable} -m saltern tenant list -o json | true; exit ${{PIPESTATUS[0]}}"
+    environment = {
+        **os.environ, "SALTERN_CONTROL": stack.control, "SALTERN_API_KEY_FILE": str(stack.admin_api_key_file),
+    }  # fmt: skip
+    done = subprocess.run(["bash", "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_on_a_terminal_deleting_asks_and_no_means_no(stack: Stack, saltern: Saltern, tenant: str) -> None:
+    terminal, end = pty.openpty()
+    environment = {
+        **os.environ, "SALTERN_CONTROL": stack.control, "SALTERN_API_KEY_FILE": str(stack.admin_api_key_file),
+    }  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "saltern", "tenant", "delete", tenant],
+        stdin=end, stdout=end, stderr=end, env=environment, close_fds=True,
+    )  # fmt: skip
+    os.close(end)
+    seen = b""
+    while b"[y/N]" not in seen:
+        seen += os.read(terminal, 1024)
+    os.write(terminal, b"n\n")
+    assert process.wait(30) == 2
+    os.close(terminal)
+    assert saltern("tenant", "get", tenant).code == 0
