@@ -89,7 +89,9 @@ def _parse_tiers(tiers: Sequence[quotas_pb2.TierQuota]) -> Mapping[Tier, TierQuo
 async def _load_tiers(session: AsyncSession, tenant: TenantId) -> Sequence[TierQuotaRow]:
     """Every tier of the tenant; a tenant has one row for each from its creation on."""
     statement = select(TierQuotaRow).where(TierQuotaRow.tenant_id == tenant).order_by(TierQuotaRow.tier)
-    return (await session.scalars(statement)).all()
+    rows = (await session.scalars(statement)).all()
+    assert [row.tier for row in rows] == sorted(Tier), f"{tenant} lacks the quota of a tier"
+    return rows
 
 
 async def _check_capacity(session: AsyncSession, tenant: TenantId, tier: Tier, reserved_bytes: int) -> None:
