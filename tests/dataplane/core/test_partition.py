@@ -16,8 +16,8 @@ PACKAGE = Path(dataplane.__file__).parent
 ADMISSION = PACKAGE / "core" / "admission.py"
 
 
-def _uses(source: str) -> list[int]:
-    """Lines where ``Partition`` is used as a value, renamed, or copied with changes; annotations are no use."""
+def _uses(source: str) -> list[str]:
+    """Code where ``Partition`` is used as a value, renamed, or copied with changes; annotations are no use."""
     tree = ast.parse(source)
     annotations: set[int] = set()
     for node in ast.walk(tree):
@@ -39,7 +39,7 @@ def _uses(source: str) -> list[int]:
             and any(keyword.arg in {field.name for field in fields(Partition)} for keyword in node.keywords)
         )
         if is_value or is_renamed or is_copied:
-            lines.append(node.lineno)
+            lines.append(ast.unparse(node))
     return lines
 
 
@@ -72,4 +72,5 @@ def test_a_partition_cannot_be_changed_and_is_a_key() -> None:
     with pytest.raises(FrozenInstanceError):
         partition.tenant = TenantId("b")  # type: ignore[misc]
     assert {partition: 1}[Partition(TenantId("a"), NamespaceId("ns"), "u", 1)] == 1
-    assert partition != ("a", "ns", "u", 1)
+    look_alike: object = ("a", "ns", "u", 1)
+    assert partition != look_alike

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.cache_node import make_policy, node_of, reason_of
+from tests.support.cache_node import key_of, make_policy, node_of, reason_of
 
 
 def test_i5_reserved_entries_survive_neighbours_flood() -> None:
@@ -57,7 +57,7 @@ def test_the_coldest_goes_whoever_owns_it() -> None:
     node.put("b", 2)
     node.put("a", 3)
     node.put("b", 4)
-    node.core.get_end(node.core.get_start(node.partition("a"), [(1).to_bytes(32, "big")], node.tick()))
+    node.core.get_end(node.core.get_start(node.partition("a"), [key_of(1)], node.tick()))
     node.put("c", 5)
     assert (node.there("a", range(6)), node.there("b", range(6))) == ([1, 3], [4])
 
@@ -83,7 +83,7 @@ def test_scattered_free_bytes_are_joined_by_the_coldest_neighbours() -> None:
     """Eight free granules, none next to another: only entries that make one run of three leave, coldest first."""
     node = node_of(16, {"a": (0, 16)})
     node.fill("a", range(16))
-    node.core.delete(node.partition("a"), [number.to_bytes(32, "big") for number in range(0, 16, 2)])
+    node.core.delete(node.partition("a"), [key_of(number) for number in range(0, 16, 2)])
     assert node.core.usage().largest_free_bytes == 4096
     assert node.put("a", 100, granules=3) is None
     assert node.there("a", range(16)) == [3, 5, 7, 9, 11, 13, 15]
@@ -94,7 +94,7 @@ def test_an_entry_outside_the_run_is_not_sacrificed() -> None:
     tickets = [node.started("a", number) for number in range(6)]
     for position in (1, 3, 4, 0, 2, 5):  # coldest first; granule 1 lies between two that stay
         node.core.put_commit(tickets[position], 0, node.tick())
-    held = node.core.get_start(node.partition("a"), [n.to_bytes(32, "big") for n in (0, 2)], node.tick())
+    held = node.core.get_start(node.partition("a"), [key_of(n) for n in (0, 2)], node.tick())
     assert node.put("a", 100, granules=2) is None
     assert node.there("a", range(6)) == [0, 1, 2, 5], "3 and 4 made the run; 1, colder, did not help and stays"
     node.core.get_end(held)
@@ -104,9 +104,7 @@ def test_an_entry_outside_the_run_is_not_sacrificed() -> None:
 def test_i6_scattered_pins_refuse_and_evict_nothing() -> None:
     node = node_of(8, {"a": (0, 8)})
     node.fill("a", range(8))
-    held = node.core.get_start(
-        node.partition("a"), [number.to_bytes(32, "big") for number in range(0, 8, 2)], node.tick()
-    )
+    held = node.core.get_start(node.partition("a"), [key_of(number) for number in range(0, 8, 2)], node.tick())
     refused = node.start("a", 100, granules=2)
     assert reason_of(refused) == "NODE_FULL"
     assert node.evictions() == 0 and node.there("a", range(8)) == list(range(8))
@@ -123,7 +121,7 @@ def test_equal_weights_and_no_reservations_are_one_lru(tenants: int) -> None:
     for step in range(150):
         name, number = names[(step * 7) % tenants], (step * step) % 23
         if (name, number) in model:
-            node.core.touch(node.partition(name), [number.to_bytes(32, "big")], node.tick())
+            node.core.touch(node.partition(name), [key_of(number)], node.tick())
             model.remove((name, number))
         else:
             assert node.put(name, number) is None

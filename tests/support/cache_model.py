@@ -1,0 +1,241 @@
+"""A plain model of what the cache core may hold, for the stateful test: lists and sums, no cleverness, no victims.
+
+The model predicts everything but the choice of victims. That it takes from the core, and judges: see
+:meth:`CacheModel.judge_losses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dataplane.core.extents import GRANULE_BYTES
+from dataplane.core.partition import Partition
+from dataplane.core.usage import TenantCounters
+from saltern.keys import BlockKey
+from saltern.names import NamespaceId, TenantId
+from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
+from tenants.quota import Tier, TierQuota
+
+
+@dataclass(eq=False)
+class ModelEntry:
+    """An entry in any state: being written, readable, or unreachable but still held by a writer or readers."""
+
+    partition: Partition
+    key: BlockKey
+    size_bytes: int
+    offset: int
+    state: str = "writing"
+    pins: int = 0
+    last_use: int = 0
+
+    @property
+    def tenant(self) -> TenantId:
+        return self.partition.tenant
+
+    @property
+    def extent_bytes(self) -> int:
+        return -(-self.size_bytes // GRANULE_BYTES) * GRANULE_BYTES
+
+    @property
+    def granules(self) -> range:
+        return range(self.offset // GRANULE_BYTES, (self.offset + self.extent_bytes) // GRANULE_BYTES)
+
+    @property
+    def is_being_written(self) -> bool:
+        return self.state in ("writing", "orphaned")
+
+    @property
+    def is_evictable(self) -> bool:
+        return self.state == "readable" and not self.pins
+
+
+@dataclass
+class ModelTenant:
+    quota: TierQuota
+    suspended: bool = False
+    namespaces: dict[NamespaceId, NamespacePolicy] = field(default_factory=dict)
+
+
+class CacheModel:
+    """What should be there. ``live`` holds every entry that occupies memory; ``arena`` who wrote each granule last."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.tenants: dict[TenantId, ModelTenant] = {}
+        self.counters: dict[TenantId, TenantCounters] = {}
+        self.live: list[ModelEntry] = []
+        self.arena: list[ModelEntry | None] = [None] * (capacity_bytes // GRANULE_BYTES)
+        self.unlawful: list[str] = []
+        self._uses = 0
+
+    # ---- policy
+
+    def policy(self, version: int) -> NodePolicy:
+        return NodePolicy(
+            version,
+            {
+                tenant: TenantPolicy(
+                    TenantState.SUSPENDED if rules.suspended else TenantState.ACTIVE,
+                    {Tier.DRAM: rules.quota},
+                    dict(rules.namespaces),
+                )
+                for tenant, rules in self.tenants.items()
+            },
+        )
+
+    def exists(self, partition: Partition) -> bool:
+        """The policy names the partition, whether or not its tenant is suspended."""
+        rules = self.tenants.get(partition.tenant)
+        namespace = rules.namespaces.get(partition.namespace) if rules else None
+        return namespace is not None and (
+            namespace.uid == partition.namespace_uid and partition.epoch in namespace.epochs
+        )
+
+    def is_open(self, partition: Partition) -> bool:
+        return self.exists(partition) and not self.tenants[partition.tenant].suspended
+
+    def namespace_of(self, partition: Partition) -> NamespacePolicy:
+        return self.tenants[partition.tenant].namespaces[partition.namespace]
+
+    def apply_policy(self) -> None:
+        """What must follow from the policy as it is now: purges, then own evictions down to the limit."""
+        for entry in [entry for entry in self.live if not self.exists(entry.partition)]:
+            if entry.state == "writing":
+                entry.state = "orphaned"
+            elif entry.state == "readable":
+                self.remove(entry)
+        for tenant in self.tenants:
+            self.counters.setdefault(tenant, TenantCounters())
+            self.shrink(tenant)
+        self.forget()
+
+    # ---- sums
+
+    def of(self, tenant: TenantId) -> list[ModelEntry]:
+        return [entry for entry in self.live if entry.tenant == tenant]
+
+    def used(self, tenant: TenantId) -> int:
+        return sum(entry.extent_bytes for entry in self.of(tenant))
+
+    def evictable(self, tenant: TenantId) -> int:
+        return sum(entry.extent_bytes for entry in self.of(tenant) if entry.is_evictable)
+
+    def quota(self, tenant: TenantId) -> TierQuota:
+        return self.tenants[tenant].quota if tenant in self.tenants else TierQuota(0, 0)
+
+    def coldest_first(self, tenant: TenantId) -> list[ModelEntry]:
+        return sorted((e for e in self.of(tenant) if e.state == "readable"), key=lambda entry: entry.last_use)
+
+    def find(self, partition: Partition, key: BlockKey, state: str = "readable") -> ModelEntry | None:
+        """The entry of a key in an open partition."""
+        for entry in self.live:
+            if entry.state == state and entry.partition == partition and entry.key == key:
+                return entry if self.is_open(partition) else None
+        return None
+
+    def longest_gap(self, blocked: Iterable[ModelEntry]) -> int:
+        """Bytes of the longest run of granules that none of ``blocked`` occupies."""
+        taken = {granule for entry in blocked for granule in entry.granules}
+        longest = run = 0
+        for granule in range(len(self.arena)):
+            run = 0 if granule in taken else run + 1
+            longest = max(longest, run)
+        return longest * GRANULE_BYTES
+
+    # ---- changes
+
+    def use(self, entry: ModelEntry) -> None:
+        self._uses += 1
+        entry.last_use = self._uses
+
+    def write(self, entry: ModelEntry) -> None:
+        """An admitted entry scribbles over its memory at once: the worst that a writer may do."""
+        self.live.append(entry)
+        for granule in entry.granules:
+            self.arena[granule] = entry
+
+    def remove(self, entry: ModelEntry) -> None:
+        if entry.pins:
+            entry.state = "detached"
+        else:
+            self.live.remove(entry)
+
+    def evict(self, entry: ModelEntry) -> None:
+        self.counters[entry.tenant].evictions += 1
+        self.counters[entry.tenant].evicted_bytes += entry.size_bytes
+        self.remove(entry)
+
+    def shrink(self, tenant: TenantId) -> None:
+        for entry in self.coldest_first(tenant):
+            if self.used(tenant) <= self.quota(tenant).limit_bytes:
+                break
+            if entry.is_evictable:
+                self.evict(entry)
+
+    def unpin(self, entry: ModelEntry) -> None:
+        entry.pins -= 1
+        if entry.pins:
+            return
+        if entry.state == "detached":
+            self.live.remove(entry)
+        else:
+            self.shrink(entry.tenant)
+        self.forget()
+
+    def forget(self) -> None:
+        """Counters of a tenant that the policy does not name end with its last byte."""
+        for tenant in [tenant for tenant in self.counters if tenant not in self.tenants and not self.used(tenant)]:
+            del self.counters[tenant]
+
+    # ---- judgement
+
+    def judge_losses(self, requester: TenantId, extent_bytes: int, lost: list[ModelEntry]) -> None:
+        """Note in ``unlawful`` what a put that was admitted may not have evicted (I4, I5, I7); then take it out."""
+        quota = self.quota(requester)
+        fits_limit = self.used(requester) + extent_bytes <= quota.limit_bytes
+        if lost and fits_limit and self.longest_gap(self.live) >= extent_bytes:
+            self.unlawful.append("evicted although there was room")
+        is_within = self.used(requester) + extent_bytes <= quota.reserved_bytes
+        if is_within and extent_bytes == GRANULE_BYTES and any(entry.tenant == requester for entry in lost):
+            self._expect_nobody_else_has_spare(requester)
+        within = self.used(requester) + extent_bytes - sum(e.extent_bytes for e in lost if e.tenant == requester)
+        is_entitled = within <= quota.reserved_bytes
+        for tenant in {entry.tenant for entry in lost} - {requester}:
+            reserved_bytes = self.quota(tenant).reserved_bytes
+            used_bytes = self.used(tenant)
+            for entry in sorted((e for e in lost if e.tenant == tenant), key=lambda entry: entry.last_use):
+                if used_bytes <= reserved_bytes:
+                    self.unlawful.append(f"I5: {tenant} lost an entry at or below its reservation")
+                used_bytes -= entry.extent_bytes
+                if used_bytes < reserved_bytes and not is_entitled:
+                    self.unlawful.append(f"I5: {tenant} was taken below its reservation by a borrower")
+        for entry in lost:
+            if not entry.is_evictable:
+                self.unlawful.append("I7: a held entry was evicted")
+            self.evict(entry)
+        if self.used(requester) + extent_bytes > quota.limit_bytes:
+            self.unlawful.append("I4: admitted past the limit")
+
+    def judge_refusal(self, requester: TenantId, extent_bytes: int, reason: str) -> None:
+        """Note in ``unlawful`` a put that was refused although evicting would have made room."""
+        quota = self.quota(requester)
+        excess_bytes = self.used(requester) + extent_bytes - quota.limit_bytes
+        if reason == "QUOTA_EXCEEDED":
+            if excess_bytes <= self.evictable(requester):
+                self.unlawful.append("refused for a quota that own evictions could have met")
+            return
+        assert reason == "NODE_FULL", reason
+        if excess_bytes > self.evictable(requester):
+            self.unlawful.append("NODE_FULL although the quota refused it")
+        if self.longest_gap(e for e in self.live if e.tenant != requester or not e.is_evictable) >= extent_bytes:
+            self.unlawful.append("NODE_FULL although own evictions would have made room")
+        if self.used(requester) + extent_bytes <= quota.reserved_bytes and extent_bytes == GRANULE_BYTES:
+            self._expect_nobody_else_has_spare(requester)
+
+    def _expect_nobody_else_has_spare(self, requester: TenantId) -> None:
+        """For a put of one granule, for which any one victim is enough."""
+        for tenant in {entry.tenant for entry in self.live} - {requester}:
+            if self.used(tenant) > self.quota(tenant).reserved_bytes and self.evictable(tenant):
+                self.unlawful.append("I5: a lent reservation was not given back")
