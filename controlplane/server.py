@@ -22,6 +22,7 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from sqlalchemy.exc import SQLAlchemyError
 
 import migrations
 from controlplane import admin
@@ -29,15 +30,16 @@ from controlplane.audit import DenialLog
 from controlplane.auth.bootstrap import ensure_bootstrap
 from controlplane.auth.door import AuthenticationDoor
 from controlplane.auth.service import AuthService
-from controlplane.auth.signing_keys import has_signing_key, load_key_ring
+from controlplane.auth.signing_keys import KeyRing, has_signing_key, load_key_ring
 from controlplane.auth.verifier import TokenVerifier
 from controlplane.clock import Clock, utc_now
-from controlplane.db import connect
+from controlplane.db import Database, connect
 from controlplane.files import announced
 from controlplane.node.policy_feed import PolicyFeed
 from controlplane.node.registry import LOST_AFTER
 from controlplane.node.service import NodeService
-from controlplane.secrets import load_key_encryption_key
+from controlplane.rpc import database_failure
+from controlplane.secrets import KeyEncryptionKey, load_key_encryption_key
 from controlplane.settings import ControlSettings, Endpoint
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.errors import FailedPreconditionError
@@ -126,11 +128,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
     async with AsyncExitStack() as stack:
         database = connect(settings.database_url.get_secret_value())
         stack.push_async_callback(database.close)
-        key_encryption_key = load_key_encryption_key(settings.state_dir, create=not await has_signing_key(database))
-        if await ensure_bootstrap(database, settings.state_dir, clock):
-            _log.info("fresh deployment: redeem the bootstrap token", state_dir=str(settings.state_dir))
-        key_ring = await load_key_ring(database, key_encryption_key, clock)
-
+        key_encryption_key, key_ring = await _load_keys(settings, database, clock)
         denials = DenialLog(database, clock)
         feed = PolicyFeed(settings.database_url.get_secret_value())
         server = grpc.aio.server(
@@ -173,6 +171,17 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
             _log.warning("listening in plain text beyond this host", endpoint=str(endpoint))
         _log.info("serving", endpoint=str(endpoint), issuer=key_ring.key_set.issuer)
         yield control_plane
+
+
+async def _load_keys(settings: ControlSettings, database: Database, clock: Clock) -> tuple[KeyEncryptionKey, KeyRing]:
+    """Load what the deployment's secrets hang off; on a fresh database make it, and the bootstrap token."""
+    try:
+        key_encryption_key = load_key_encryption_key(settings.state_dir, create=not await has_signing_key(database))
+        if await ensure_bootstrap(database, settings.state_dir, clock):
+            _log.info("fresh deployment: redeem the bootstrap token", state_dir=str(settings.state_dir))
+        return key_encryption_key, await load_key_ring(database, key_encryption_key, clock)
+    except SQLAlchemyError as error:
+        raise database_failure(error) or error from None
 
 
 def bind(server: grpc.aio.Server, listen: Endpoint) -> Endpoint:

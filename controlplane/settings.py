@@ -90,12 +90,7 @@ class ControlSettings(BaseSettings):
     @field_validator("listen", mode="before")
     @classmethod
     def _parse_listen(cls, value: object) -> object:
-        if isinstance(value, str):
-            try:
-                return parse_endpoint(value)
-            except InvalidArgumentError as error:
-                raise ValueError(str(error)) from None
-        return value
+        return parse_endpoint(value) if isinstance(value, str) else value
 
 
 _MISSING_HINTS = {
@@ -123,8 +118,9 @@ def load_settings(**given: object) -> ControlSettings:
                 f"the setting {field} is missing", reason="SETTING_MISSING", hint=_MISSING_HINTS.get(field, "")
             ) from None
         raise InvalidArgumentError(
-            f"the setting {field} is malformed: {first['msg'].removeprefix('Value error, ')}",
+            f"the setting {field} is malformed: {first['msg']}",
             reason="SETTING_MALFORMED",
+            hint="see `saltern serve control --help`",
         ) from None
     check_plaintext(settings.listen, allow_plaintext=settings.allow_plaintext)
     return settings

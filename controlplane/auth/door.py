@@ -8,7 +8,7 @@ with a whole status, and so that the caller is set for exactly the coroutine tha
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
@@ -16,10 +16,11 @@ from google.protobuf.message import Message
 from controlplane.audit import DenialLog
 from controlplane.audit.denials import ANONYMOUS
 from controlplane.auth.verifier import TokenVerifier, to_caller
-from controlplane.caller import Caller, calling_as
+from controlplane.caller import calling_as
 from controlplane.rpc import Context, to_saltern_error
 from saltern.errors import FailedPreconditionError, PermissionDeniedError, ResourceExhaustedError, UnauthenticatedError
 from saltern.rpc_errors import abort
+from tenants.tokens import Claims
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 OPEN_SERVICES: Final = frozenset(
@@ -64,8 +65,8 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
             inner_unary: Any = handler.unary_unary  # the stubs know only synchronous handlers
 
             async def unary(request: Any, context: Context) -> Any:
-                caller = await self._admit(request, context, method)
-                with calling_as(caller):
+                claims = await self._admit(request, context, method)
+                with calling_as(to_caller(claims)):
                     return await inner_unary(request, context)
 
             return grpc.unary_unary_rpc_method_handler(unary, **codec)
@@ -73,32 +74,42 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
         inner_stream: Any = handler.stream_stream
 
         async def stream(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-            caller = await self._admit(None, context, method)
-            with calling_as(caller):
+            claims = await self._admit(None, context, method)
+            with calling_as(to_caller(claims)):
                 async for response in inner_stream(requests, context):
+                    # A stream may outlive its token, never the credential behind it.
+                    await self._check_again(claims, context, method)
                     yield response
 
         return grpc.stream_stream_rpc_method_handler(stream, **codec)
 
-    async def _admit(self, request: Message | None, context: Context, method: str) -> Caller:
+    async def _admit(self, request: Message | None, context: Context, method: str) -> Claims:
         """Verify the call; ends it with a status if it may not go on."""
-        caller = None
+        claims = None
         try:
             claims = self._verifier.verify_claims(bearer_token(context.invocation_metadata() or ()))
-            caller = to_caller(claims)
             await self._verifier.check_credential(claims)
             check_request_size(request, method)
         except Exception as error:
-            refusal = to_saltern_error(error, method=method)
-            if isinstance(refusal, SECURITY_REFUSALS):
-                await self._denials.record_denied(
-                    refusal,
-                    method=method,
-                    tenant=caller.tenant if caller else None,
-                    actor=caller.subject if caller else ANONYMOUS,
-                )
-            await abort(context, refusal)
-        return caller
+            await self._refuse(error, claims, context, method)
+        return claims
+
+    async def _check_again(self, claims: Claims, context: Context, method: str) -> None:
+        try:
+            await self._verifier.check_credential(claims)
+        except Exception as error:
+            await self._refuse(error, claims, context, method)
+
+    async def _refuse(self, error: Exception, claims: Claims | None, context: Context, method: str) -> NoReturn:
+        refusal = to_saltern_error(error, method=method)
+        if isinstance(refusal, SECURITY_REFUSALS):
+            await self._denials.record_denied(
+                refusal,
+                method=method,
+                tenant=claims.tenant if claims else None,
+                actor=claims.subject if claims else ANONYMOUS,
+            )
+        await abort(context, refusal)
 
 
 def bearer_token(metadata: Any) -> str:

@@ -91,6 +91,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 if answers.done():
                     answers.result()  # raises what was wrong with an answer
                     return  # the node has closed its side
+                newest.result()  # raises when the process drains
                 policy = await self._next_policy(node, first.fencing_epoch)
                 if policy.version > sent_version:
                     sent_version = policy.version

@@ -79,6 +79,7 @@ class Control:
     database: Database
     key_encryption_key: KeyEncryptionKey
     key_ring: KeyRing
+    owner_url: URL
 
     admin_key: str = ""
 
@@ -172,7 +173,7 @@ async def control_plane(
             async with grpc.aio.insecure_channel(str(plane.endpoint)) as channel:
                 key_encryption_key = load_key_encryption_key(state_dir, create=False)
                 key_ring = await load_key_ring(own, key_encryption_key)
-                yield Control(plane, state_dir, channel, own, key_encryption_key, key_ring)
+                yield Control(plane, state_dir, channel, own, key_encryption_key, key_ring, database.owner)
         finally:
             await own.close()
 
