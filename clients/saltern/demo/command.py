@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +65,7 @@ def demo(ctx: click.Context, *, trace: Path | None, output_dir: Path, requests: 
         settings.output = OUTPUT_JSON
     report_path = _prepare(output_dir)
     plan = make_plan(load_trace(trace or default_trace(), requests=requests))
-    with _ProgressLine(settings) as progress:
+    with _terminated_as_interrupted(), _ProgressLine(settings) as progress:
         report = run_demo(plan, progress)
     document = report_dict(report)
     report_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -88,6 +90,16 @@ def _prepare(output_dir: Path) -> Path:
             hint="name another folder with --output-dir",
         ) from None
     return path
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that the stack is stopped and its data removed."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 class _ProgressLine:

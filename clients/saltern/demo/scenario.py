@@ -27,7 +27,7 @@ from saltern.names import NamespaceId, TenantId, namespace_name, quota_name, ten
 from saltern.traces import BLOCK_TOKENS
 
 #: Short, so that a token that was good at the start is past its time at the end, and the SDK renews in between.
-TOKEN_LIFETIME_S: Final = 20
+TOKEN_LIFETIME_S: Final = 15
 _MODEL: Final = "demo-model@1/bf16/layout-1"
 _EXCHANGE_TIMEOUT_MS: Final = 10_000
 #: Entries of the neighbour that are counted before and after the flood.
