@@ -1,0 +1,64 @@
+"""One node for a whole module; after each test its books must be exact and it must still serve others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.static_node import MIB, StaticNode, static_node, tenant_policy
+from tests.support.wire_client import WireClient, block, connect_tcp, connect_unix, key
+
+TENANTS = {
+    "acme": tenant_policy(limit_bytes=16 * MIB, namespaces=("chat", "code")),
+    "blue": tenant_policy(limit_bytes=16 * MIB, namespaces=("chat",)),
+}
+CONNECT = {"tcp": connect_tcp, "unix": connect_unix}
+
+
+@pytest.fixture(scope="module")
+def shared_node() -> Iterator[StaticNode]:
+    with static_node(TENANTS, dram_bytes=64 * MIB) as node:
+        yield node
+
+
+@pytest.fixture
+def node(shared_node: StaticNode) -> Iterator[StaticNode]:
+    """A node without entries, checked afterwards: books exact, no session or held byte left, others served (I8)."""
+    shared_node.apply({})
+    shared_node.apply(TENANTS)
+    yield shared_node
+    wait_until(lambda: shared_node.session_count() == 0)
+    shared_node.check_invariants()
+    for books in shared_node.usage().tenants.values():
+        assert books.in_flight_bytes == books.held_bytes == 0
+    shared_node.apply(TENANTS)
+    with connect_tcp(shared_node) as other:
+        other.hello(shared_node.token("blue", "chat"))
+        other.put({key(99): block(99)})
+        assert other.get(key(99)) == {key(99): block(99)}
+    wait_until(lambda: shared_node.session_count() == 0)
+
+
+@pytest.fixture(params=list(CONNECT))
+def client(node: StaticNode, request: pytest.FixtureRequest) -> Iterator[WireClient]:
+    """An open session of acme in its namespace chat, over each door."""
+    with CONNECT[request.param](node) as opened:
+        opened.hello(node.token("acme", "chat"))
+        yield opened
+
+
+@pytest.fixture(params=list(CONNECT))
+def stranger(node: StaticNode, request: pytest.FixtureRequest) -> Iterator[WireClient]:
+    """A connection that has not said HELLO, over each door."""
+    with CONNECT[request.param](node) as connected:
+        yield connected
+
+
+def wait_until(condition: object, limit_s: float = 10.0) -> None:
+    """Wait for something that the node does on its own thread."""
+    deadline_s = time.monotonic() + limit_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline_s, "the node did not get there"
+        time.sleep(0.005)
