@@ -20,7 +20,7 @@ from dataplane.io.session import Session, closes_session
 from dataplane.io.stream import BUFFER_BYTES, READ, TURN, ByteStream, Script
 from dataplane.settings import SessionLimits
 from saltern import wire
-from saltern.errors import SalternError
+from saltern.errors import ProtocolError, SalternError
 from saltern.wire import HEADER_BYTES, Opcode
 
 #: Plain integers: an enum's member costs a descriptor call at each use in Python 3.11.
@@ -70,6 +70,9 @@ class Conversation:
             open_for_more = True
             while open_for_more:
                 open_for_more = yield from self._frame()
+        except ProtocolError as error:
+            # Found while receiving, outside of any one frame.
+            yield from self._part(wire.encode_error_reply(_PING, 0, error), 0)
         finally:
             self._regions.close()
 

@@ -24,7 +24,9 @@ from saltern.errors import ProtocolError
 #: Holds a header with the body of all but very large batches, and what comes with it of a small payload.
 BUFFER_BYTES: Final = 64 * 1024
 #: One receive call; small enough that what it brought is still in the CPU's cache when its sum is taken.
-RECEIVE_MAX_BYTES: Final = 1024 * 1024
+RECEIVE_MAX_BYTES: Final = 512 * 1024
+#: The sum of a longer entry is taken in pieces of at least this, as they arrive.
+SUM_PIECE_BYTES: Final = 256 * 1024
 #: Linux takes up to 1024 buffers in one sendmsg.
 SEND_BUFFERS_MAX: Final = 512
 _SCRATCH_BYTES: Final = 256 * 1024
@@ -133,22 +135,37 @@ class ByteStream:
     def read_into(self, view: memoryview) -> Script[int]:
         """Fill ``view`` and return the XXH3-64 of what it holds then, taken piece by piece while hot in the cache."""
         total = len(view)
-        digest = xxhash.xxh3_64()
         filled = min(self._end - self._start, total)
         if filled:
             view[:filled] = self._buffer[self._start : self._start + filled]
             self.consume(filled)
-            digest.update(view[:filled])
+        receive_into = self._socket.recv_into
+        digest = None
+        summed = 0
         while filled < total:
-            count = self._receive_into(view[filled : filled + RECEIVE_MAX_BYTES])
-            if not count:
+            try:
+                count = receive_into(view[filled : filled + RECEIVE_MAX_BYTES])
+            except (BlockingIOError, InterruptedError):
                 yield READ
                 continue
-            digest.update(view[filled : filled + count])
+            except OSError:
+                raise PeerGoneError from None
+            if not count:
+                raise PeerGoneError
+            self.progress_s = monotonic()
             filled += count
             self._consumed_bytes += count
-            if self.spend_turn(count):
+            if filled - summed >= SUM_PIECE_BYTES and total > SUM_PIECE_BYTES:
+                digest = digest or xxhash.xxh3_64()
+                digest.update(view[summed:filled])
+                summed = filled
+            self._turn_left_bytes -= count
+            if self._turn_left_bytes <= 0:
+                self._turn_left_bytes = self._turn_bytes
                 yield TURN
+        if digest is None:
+            return xxhash.xxh3_64_intdigest(view)
+        digest.update(view[summed:])
         return digest.intdigest()
 
     def discard(self, length: int) -> Script[None]:
