@@ -19,7 +19,7 @@ from saltern import wire
 from saltern.errors import InvalidArgumentError, ProtocolError
 from saltern.wire import HEADER, Opcode
 from tests.support.static_node import MIB, StaticNode
-from tests.support.waiting import wait_until
+from tests.support.waiting import open_descriptors, wait_until
 from tests.support.wire_client import WireClient, block, connect_tcp, connect_unix, key
 
 NO_BODY = wire.encode_body(wire.Empty())
