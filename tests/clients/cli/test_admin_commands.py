@@ -240,6 +240,18 @@ def test_a_reader_that_goes_away_is_no_error(stack: Stack) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_an_output_that_cannot_show_a_character_gets_it_escaped(stack: Stack, tenant: str) -> None:
+    environment = {
+        **os.environ, "SALTERN_CONTROL": stack.control, "SALTERN_API_KEY_FILE": str(stack.admin_api_key_file),
+        "PYTHONIOENCODING": "ascii",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "saltern", "usage", tenant], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "8 MiB" in done.stdout
+
+
 def test_on_a_terminal_deleting_asks_and_no_means_no(stack: Stack, saltern: Saltern, tenant: str) -> None:
     terminal, end = pty.openpty()
     environment = {
