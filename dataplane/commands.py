@@ -26,8 +26,8 @@ from saltern.names import parse_node_id
 from saltern.sizes import parse_size
 
 _log = structlog.get_logger(__name__)
-#: How long a starting node waits for a control plane that is starting as well.
-JOIN_PATIENCE_S: Final = 15.0
+#: How long a registered node waits for its first policy.
+FIRST_POLICY_S: Final = 15.0
 
 
 @click.command("node", context_settings={"show_default": True})
@@ -64,6 +64,14 @@ JOIN_PATIENCE_S: Final = 15.0
     is_flag=True,
     help="Listen beyond this host without TLS, on a network that is trusted as a whole.",
 )
+@click.option(
+    "--control-wait",
+    "control_wait_s",
+    type=click.FloatRange(min=0),
+    default=15.0,
+    metavar="SECONDS",
+    help="How long a starting node waits for a control plane that is starting as well.",
+)
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Written when the node serves.")
 def serve_node(
     *,
@@ -78,6 +86,7 @@ def serve_node(
     state_dir: Path,
     prefault: bool,
     allow_plaintext: bool,
+    control_wait_s: float,
     ready_file: Path | None,
 ) -> None:
     """Serve one cache node until SIGTERM or Ctrl-C."""
@@ -96,10 +105,12 @@ def serve_node(
     _prepare_folder(state_dir)
     configure_logging()
     raise_descriptor_limit()
-    asyncio.run(_serve(settings, control, api_key, ready_file))
+    asyncio.run(_serve(settings, control, api_key, control_wait_s, ready_file))
 
 
-async def _serve(settings: NodeSettings, control: str, api_key: ApiKey, ready_file: Path | None) -> None:
+async def _serve(
+    settings: NodeSettings, control: str, api_key: ApiKey, control_wait_s: float, ready_file: Path | None
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -116,7 +127,7 @@ async def _serve(settings: NodeSettings, control: str, api_key: ApiKey, ready_fi
             dram_capacity_bytes=settings.dram_bytes,
         )
         client = await stack.enter_async_context(ControlClient(control, api_key, registration, node))
-        if not await _until(stop, _join(client)):
+        if not await _until(stop, client.join(control_wait_s)):
             return
         # Stopped first of all on the way out: a leaving node must not register again over its successor.
         following = asyncio.create_task(client.run(), name="control client")
@@ -135,16 +146,12 @@ async def _serve(settings: NodeSettings, control: str, api_key: ApiKey, ready_fi
         _log.info("draining", sessions=node.session_count)
 
 
-async def _join(client: ControlClient) -> None:
-    await client.join(JOIN_PATIENCE_S)
-
-
 async def _first_policy(client: ControlClient, control: str) -> None:
     try:
-        await asyncio.wait_for(client.has_policy.wait(), JOIN_PATIENCE_S)
+        await asyncio.wait_for(client.has_policy.wait(), FIRST_POLICY_S)
     except TimeoutError:
         raise UnavailableError(
-            f"registered at {control}, but no policy that this node can serve came within {JOIN_PATIENCE_S:.0f} s",
+            f"registered at {control}, but no policy that this node can serve came within {FIRST_POLICY_S:.0f} s",
             reason="NO_POLICY",
             hint="see the node's log for the reason a policy was refused, and the control plane's log",
         ) from None
