@@ -220,7 +220,9 @@ class Client:
             InvalidArgumentError: a key is not 32 bytes, a payload is empty or not contiguous.
         """
         deadline = self.start_deadline(deadline_ms)
-        slots = [PutSlot(_checked_key(key), byte_view(payload)) for key, payload in items]
+        pairs = list(items)
+        keys = _checked_keys([key for key, _ in pairs])
+        slots = [PutSlot(key, byte_view(payload)) for key, (_, payload) in zip(keys, pairs, strict=True)]
         for slot, place in zip(
             slots, self._router.registry.locate_doubtful([slot.view for slot in slots]), strict=True
         ):
@@ -244,7 +246,7 @@ class Client:
             InvalidArgumentError: a key is not 32 bytes.
         """
         deadline = self.start_deadline(deadline_ms)
-        return self._get([GetSlot(_checked_key(key), None) for key in keys], deadline)
+        return self._get([GetSlot(key, None) for key in _checked_keys(keys)], deadline)
 
     def get_into(
         self, keys: Sequence[BlockKey], buffers: Sequence[Buffer], *, deadline_ms: DeadlineMs = None
@@ -262,13 +264,13 @@ class Client:
         if len(keys) != len(buffers):
             raise InvalidArgumentError(f"{len(keys)} keys but {len(buffers)} buffers", reason="INVALID_ARGUMENT")
         views = [room_view(buffer) for buffer in buffers]
-        slots = [GetSlot(_checked_key(key), view) for key, view in zip(keys, views, strict=True)]
+        slots = [GetSlot(key, view) for key, view in zip(_checked_keys(keys), views, strict=True)]
         return self._get(slots, deadline)
 
     def lookup(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> Lookup:
         """Ask which keys are there, without touching them; unasked keys count as absent, with ``error`` saying why."""
         deadline = self.start_deadline(deadline_ms)
-        wanted = [_checked_key(key) for key in keys]
+        wanted = _checked_keys(keys)
         found = bytearray()
 
         def operation(session: Session) -> None:
@@ -295,7 +297,7 @@ class Client:
     def delete(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> Deleted:
         """Delete entries; those that are not there are not an error."""
         deadline = self.start_deadline(deadline_ms)
-        requests = list(split_requests([_checked_key(key) for key in keys]))
+        requests = list(split_requests(_checked_keys(keys)))
         counts: list[int] = []
 
         def operation(session: Session) -> None:
@@ -387,12 +389,15 @@ class Client:
         return deriver
 
 
-def _checked_key(key: BlockKey) -> BlockKey:
-    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+def _checked_keys(keys: Iterable[BlockKey]) -> list[BlockKey]:
+    """The keys as a list; raises InvalidArgumentError for one that is not 32 bytes."""
+    checked = list(keys)
+    # Loops in C: existence checks carry hundreds of keys.
+    if not set(map(type, checked)) <= {bytes} or not set(map(len, checked)) <= {KEY_BYTES}:
         raise InvalidArgumentError(
             f"a block key must be {KEY_BYTES} bytes", reason="INVALID_KEY_LENGTH", hint="derive it with block_key()"
         )
-    return key
+    return checked
 
 
 def _cause(error: SalternError | None) -> SalternError:

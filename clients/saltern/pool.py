@@ -22,6 +22,9 @@ from saltern.transport.session import Session
 
 #: A node closes a session that is idle for ten minutes; the client lets go of it before that.
 IDLE_MAX_S = 540.0
+#: A session that was used more recently is taken without a look whether the node has closed it: if so, the call fails
+#: and is made again on a new one.
+_FRESH_S = 0.1
 #: What a timeout says depends on how long it took: nothing about the node below the first, a quick failure below the
 #: second, above it that the node holds its callers up.
 _WAIT_MIN_S = 0.001
@@ -177,8 +180,7 @@ class NodePool:
 
 def _fits(session: Session, grant: Grant) -> bool:
     """Whether an idle session may serve: same epoch, used lately, and not closed by the node meanwhile."""
-    return (
-        session.grant.epoch == grant.epoch
-        and time.monotonic() - session.last_used_s < IDLE_MAX_S
-        and not session.is_stale()
+    idle_s = time.monotonic() - session.last_used_s
+    return session.grant.epoch == grant.epoch and (
+        idle_s < _FRESH_S or (idle_s < IDLE_MAX_S and not session.is_stale())
     )

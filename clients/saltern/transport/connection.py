@@ -37,7 +37,8 @@ if sys.platform != "linux":
 _IOV_MAX = 1024
 #: Timeouts are set again only when they are off by more than this: a system call saved for each piece of a batch.
 _TIMEOUT_SLACK_S = 0.005
-_BUFFER_BYTES = 4 * 1024 * 1024
+#: Bodies of small replies come with their header, in one call.
+_READ_AHEAD_BYTES = 8 * 1024
 
 
 class Connection:
@@ -99,9 +100,15 @@ class Connection:
     ) -> int:
         """Send one request, gathering ``payload`` from where it lies; return its request id."""
         self._request_id += 1
-        head = encode_request(opcode, self._request_id, encode_body(body), sum(view.nbytes for view in payload))
+        payload_bytes = sum([view.nbytes for view in payload])
+        head = encode_request(opcode, self._request_id, encode_body(body), payload_bytes)
         self._outstanding += 1
         try:
+            if not payload and descriptor is None:
+                self._arm(deadline)
+                head = head[self._socket.send(head) :]
+                if not head:
+                    return self._request_id
             if descriptor is not None:
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
                 self._arm(deadline)
@@ -123,8 +130,33 @@ class Connection:
             ProtocolError: the peer broke the protocol.
             DeadlineExceededError, UnavailableError: no whole reply.
         """
-        header = self._decode(self.read_exactly(HEADER_BYTES, deadline))
-        body = self.read_exactly(header.body_bytes, deadline) if header.body_bytes else b""
+        header, body = self._read_head(0, deadline)
+        return self._match(header, body, opcode, request_id)
+
+    def receive_whole(self, opcode: Opcode, request_id: int, deadline: Deadline) -> bytes:
+        """As ``receive``, for a reply without a payload and with nothing behind it: mostly one system call."""
+        header, body = self._read_head(_READ_AHEAD_BYTES, deadline)
+        self._match(header, body, opcode, request_id)
+        if header.payload_bytes:
+            raise self.violation("a payload where none belongs", "UNEXPECTED_PAYLOAD")
+        return body
+
+    def _read_head(self, ahead_bytes: int, deadline: Deadline) -> tuple[Header, bytes]:
+        """Read header and body; up to ``ahead_bytes`` of the body come with the header, if they are there."""
+        data = self._read_some(HEADER_BYTES + ahead_bytes, deadline) if ahead_bytes else b""
+        if len(data) < HEADER_BYTES:
+            data += self.read_exactly(HEADER_BYTES - len(data), deadline)
+        header = self._decode(data[:HEADER_BYTES])
+        body = data[HEADER_BYTES:]
+        if len(body) < header.body_bytes:
+            rest = self.read_exactly(header.body_bytes - len(body), deadline)
+            body = body + rest if body else rest
+        elif len(body) > header.body_bytes:
+            raise self.violation("bytes that belong to no reply", "UNEXPECTED_BYTES")
+        return header, body
+
+    def _match(self, header: Header, body: bytes, opcode: Opcode, request_id: int) -> tuple[Header, bytes]:
+        """Check that a reply is the one to the request; raise the error that it carries."""
         # A node that cannot parse a header answers with request id 0: the error matters more than the mismatch.
         if header.status != StatusCode.OK:
             error = self._received_error(header, body)
@@ -156,6 +188,20 @@ class Connection:
                 raise self._ended()
             self._receive_into(memoryview(whole)[len(data) :], deadline)
             return bytes(whole)
+        except OSError as error:
+            raise self._fail(error, deadline) from None
+        except BaseException:
+            self._broken = True
+            raise
+
+    def _read_some(self, size_bytes: int, deadline: Deadline) -> bytes:
+        """Read what is there, at least a byte, at most ``size_bytes``."""
+        try:
+            self._arm(deadline)
+            data = self._socket.recv(size_bytes)
+            if not data:
+                raise self._ended()
+            return data
         except OSError as error:
             raise self._fail(error, deadline) from None
         except BaseException:

@@ -149,11 +149,14 @@ class Session(ABC):
         *,
         descriptor: int | None = None,
     ) -> BodyT:
+        """Send a request on a connection where nothing else is in flight, and read its reply."""
         request_id = self._connection.send(opcode, body, deadline, descriptor=descriptor)
-        return self._reply(opcode, kind, request_id, deadline)
+        reply = self._connection.receive_whole(opcode, request_id, deadline)
+        self._note_reply()
+        return self._connection.decode(kind, reply)
 
     def _reply(self, opcode: Opcode, kind: type[BodyT], request_id: int, deadline: Deadline) -> BodyT:
-        """Read a reply that has no payload."""
+        """Read a reply that has no payload, while other replies may follow."""
         header, body = self._connection.receive(opcode, request_id, deadline)
         if header.payload_bytes:
             raise self._connection.violation("a payload where none belongs", "UNEXPECTED_PAYLOAD")
