@@ -118,7 +118,7 @@ class Conversation:
         if stream.spend_turn(_REQUEST_COST_BYTES):
             yield TURN
         # A draining node answers what is here already with DRAINING, and waits for nothing more.
-        return stream.buffered_bytes > 0 or not session.is_draining
+        return not session.is_draining or stream.buffered_bytes > 0 or stream.receive()
 
     def _poll(self) -> bool:
         """Look a few times whether the next frame comes at once, before the event loop goes to sleep for it.

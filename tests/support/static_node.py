@@ -62,8 +62,11 @@ def tenant_policy(
 class StaticNode:
     """A running node. Thread-safe: everything that touches the core runs on the node's own loop."""
 
-    def __init__(self, node: Node, endpoints: NodeEndpoints, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, node: Node, endpoints: NodeEndpoints, loop: asyncio.AbstractEventLoop, stopping: asyncio.Event
+    ) -> None:
         self._node = node
+        self._stopping = stopping
         self._loop = loop
         self._version = 0
         self.endpoints = endpoints
@@ -99,6 +102,10 @@ class StaticNode:
         """Replace attributes of one tenant's policy."""
         changed = replace(self.tenants[TenantId(tenant)], **changes)  # type: ignore[arg-type]
         self.apply({**self.tenants, tenant: changed})
+
+    def stop(self) -> None:
+        """Let the node drain and stop, as SIGTERM does; the end of :func:`static_node` waits for it."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
 
     def token(self, tenant: str, namespace: str, role: Role = Role.WRITER, **overrides: object) -> str:
         """A signed node token; ``overrides`` replace attributes of :class:`tenants.tokens.Claims`."""
@@ -136,6 +143,7 @@ def static_node(
     clock: Clock | None = None,
     apply_policy: bool = True,
     prefault: bool = False,
+    drain_s: float = 5.0,
 ) -> Iterator[StaticNode]:
     """Run a node with the given tenants (one tenant ``acme`` with the namespace ``chat`` by default).
 
@@ -150,6 +158,7 @@ def static_node(
             shm_path=Path(folder) / "node.sock",
             prefault=prefault,
             limits=limits or SessionLimits(),
+            drain_s=drain_s,
         )
         node = Node(settings, clock=clock)
         ready = threading.Event()
@@ -161,7 +170,7 @@ def static_node(
             stopping = asyncio.Event()
             stop.append(lambda: loop.call_soon_threadsafe(stopping.set))
             async with node.serving() as endpoints:
-                outcome.append(StaticNode(node, endpoints, loop))
+                outcome.append(StaticNode(node, endpoints, loop, stopping))
                 ready.set()
                 await stopping.wait()
 
