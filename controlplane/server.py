@@ -51,6 +51,7 @@ MESSAGE_MAX_BYTES: Final = 4 * 1024 * 1024
 _METADATA_MAX_BYTES: Final = 16 * 1024
 _STREAMS_PER_CONNECTION_MAX: Final = 128
 _CALLS_MAX: Final = 2048
+_HANDSHAKE_TIMEOUT_MS: Final = 10_000
 _KEEPALIVE_TIME_MS: Final = 30_000
 _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 _CLIENT_PING_INTERVAL_MIN_MS: Final = 5_000
@@ -60,6 +61,7 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_MAX_BYTES),
     ("grpc.max_metadata_size", _METADATA_MAX_BYTES),
     ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION_MAX),
+    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),  # a peer that connects and says nothing
     ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -158,7 +160,9 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
                 node_lost_after=LOST_AFTER,
             ),
         )
-        node_pb2_grpc.add_NodeServiceServicer_to_server(NodeService(database, feed, key_ring.key_set, clock), server)
+        node_pb2_grpc.add_NodeServiceServicer_to_server(
+            NodeService(database=database, feed=feed, key_set=key_ring.key_set, denials=denials, clock=clock), server
+        )
         health_service = await _add_health_and_reflection(server, SERVICE_NAMES)
         endpoint = bind(server, settings.listen)
 

@@ -26,7 +26,7 @@ from controlplane.rpc import Context, unary
 from controlplane.secrets import KeyEncryptionKey
 from controlplane.settings import TOKEN_LIFETIME_DEFAULT_S
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
-from saltern.errors import InvalidArgumentError, UnauthenticatedError
+from saltern.errors import InvalidArgumentError, SalternError, UnauthenticatedError
 from saltern.names import ApiKeyId, NamespaceId, parse_identifier, parse_namespace_id
 from tenants.tokens import Audience
 
@@ -66,6 +66,13 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
     async def ExchangeApiKey(  # noqa: N802 (gRPC's spelling)
         self, request: auth_pb2.ExchangeApiKeyRequest, context: Context
     ) -> auth_pb2.ExchangeApiKeyResponse:
+        try:
+            return await self._exchange(request)
+        except SalternError as error:
+            _log.info("exchange refused", reason=error.reason)
+            raise
+
+    async def _exchange(self, request: auth_pb2.ExchangeApiKeyRequest) -> auth_pb2.ExchangeApiKeyResponse:
         audience, namespace_id = _decode_audience(request)
         now = self._clock()
         grant: NamespaceGrant | None = None
