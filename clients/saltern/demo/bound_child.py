@@ -1,7 +1,7 @@
 """Runs ``saltern ARGUMENTS`` and stops it when the process that started it is gone, also by kill -9.
 
 ``python -m saltern.demo.bound_child PARENT_PID FOLDER ARGUMENTS...``: the kernel sends SIGINT then, as Ctrl-C would
-(prctl(2), PR_SET_PDEATHSIG), and FOLDER is removed afterwards: a killed demo leaves neither a stack nor its data behind.
+(prctl(2), PR_SET_PDEATHSIG), and FOLDER is removed afterwards: a killed demo leaves neither stack nor data behind.
 """
 
 from __future__ import annotations
