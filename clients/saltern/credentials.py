@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -237,15 +236,24 @@ class RenewingCredentials:
         if usable:
             return current
         try:
-            return in_flight.result(timeout=deadline.remaining_s())
-        except FutureTimeoutError:
-            raise UnavailableError(
-                f"the token has expired and {self._source} has not given a new one within {deadline.timeout_ms:g} ms",
-                reason="CONTROL_PLANE_UNAVAILABLE",
-                hint="check that the control plane runs; the cache is used again as soon as it does",
-            ) from None
+            return self._wait(in_flight, deadline)
         except DeadlineExceededError as error:
             raise UnavailableError(error.message, reason="CONTROL_PLANE_UNAVAILABLE", hint=error.hint) from None
+
+    def _wait(self, in_flight: Future[Grant], deadline: Deadline) -> Grant:
+        """The grant of an exchange in flight; the wait ends with the deadline or with its cancellation."""
+        over = threading.Event()
+        in_flight.add_done_callback(lambda _: over.set())
+        deadline.on_cancel(over.set)
+        over.wait(deadline.remaining_s())
+        deadline.on_cancel(None)
+        if in_flight.done():
+            return in_flight.result()
+        raise UnavailableError(
+            f"the token has expired and {self._source} has not given a new one within {deadline.timeout_ms:g} ms",
+            reason="CONTROL_PLANE_UNAVAILABLE",
+            hint="check that the control plane runs; the cache is used again as soon as it does",
+        )
 
     def reject(self, access_token: str) -> None:
         with self._lock:

@@ -153,6 +153,7 @@ class NodePool:
 
     def _take(self, deadline: Deadline) -> Session | None:
         """An idle session, or None with the right to open one; counts as opening until it is busy or has failed."""
+        deadline.on_cancel(self._wake)
         with self._condition:
             while True:
                 if self._closed:
@@ -160,12 +161,19 @@ class NodePool:
                 if self._idle or self._opening + len(self._busy) < self._sessions_max:
                     self._opening += 1
                     return self._idle.pop() if self._idle else None
+                if deadline.cancelled:
+                    raise deadline.error()
                 if deadline.expired or not self._condition.wait(deadline.remaining_s()):
                     raise DeadlineExceededError(
                         f"all {self._sessions_max} sessions with node {self.node.node_id} were busy",
                         reason="SESSIONS_BUSY",
                         hint="raise sessions_max or the deadline, or make larger batches in fewer threads",
                     )
+
+    def _wake(self) -> None:
+        """Make every waiting caller look again; one of them was cancelled."""
+        with self._condition:
+            self._condition.notify_all()
 
     def _release(self, session: Session) -> None:
         with self._condition:
