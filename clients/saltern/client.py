@@ -23,8 +23,8 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
+from saltern.arguments import byte_view, checked_keys, room_view
 from saltern.breaker import BreakerPolicy
-from saltern.buffers import byte_view, room_view
 from saltern.credentials import ApiKeyCredentials, Credentials
 from saltern.deadline import Deadline
 from saltern.errors import (
@@ -33,9 +33,8 @@ from saltern.errors import (
     InternalError,
     InvalidArgumentError,
     SalternError,
-    UnavailableError,
 )
-from saltern.keys import KEY_BYTES, BlockHash, BlockKey, BlockKeyDeriver
+from saltern.keys import BlockHash, BlockKey, BlockKeyDeriver
 from saltern.results import (
     Deleted,
     Error,
@@ -52,6 +51,7 @@ from saltern.results import (
 from saltern.routing import Router
 from saltern.transport.memory import RegisteredBuffer
 from saltern.transport.opening import Transport
+from saltern.transport.registry import in_doubt_error
 from saltern.transport.session import Session, split_requests
 from saltern.transport.slots import GetSlot, PutSlot
 
@@ -221,13 +221,13 @@ class Client:
         """
         deadline = self.start_deadline(deadline_ms)
         pairs = list(items)
-        keys = _checked_keys([key for key, _ in pairs])
+        keys = checked_keys([key for key, _ in pairs])
         slots = [PutSlot(key, byte_view(payload)) for key, (_, payload) in zip(keys, pairs, strict=True)]
         for slot, place in zip(
             slots, self._router.registry.locate_doubtful([slot.view for slot in slots]), strict=True
         ):
             if place is not None:
-                slot.result = Refused(_in_doubt())
+                slot.result = Refused(in_doubt_error())
 
         def operation(session: Session) -> None:
             for slot in slots:
@@ -246,7 +246,7 @@ class Client:
             InvalidArgumentError: a key is not 32 bytes.
         """
         deadline = self.start_deadline(deadline_ms)
-        return self._get([GetSlot(key, None) for key in _checked_keys(keys)], deadline)
+        return self._get([GetSlot(key, None) for key in checked_keys(keys)], deadline)
 
     def get_into(
         self, keys: Sequence[BlockKey], buffers: Sequence[Buffer], *, deadline_ms: DeadlineMs = None
@@ -264,13 +264,13 @@ class Client:
         if len(keys) != len(buffers):
             raise InvalidArgumentError(f"{len(keys)} keys but {len(buffers)} buffers", reason="INVALID_ARGUMENT")
         views = [room_view(buffer) for buffer in buffers]
-        slots = [GetSlot(key, view) for key, view in zip(_checked_keys(keys), views, strict=True)]
+        slots = [GetSlot(key, view) for key, view in zip(checked_keys(keys), views, strict=True)]
         return self._get(slots, deadline)
 
     def lookup(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> Lookup:
         """Ask which keys are there, without touching them; unasked keys count as absent, with ``error`` saying why."""
         deadline = self.start_deadline(deadline_ms)
-        wanted = _checked_keys(keys)
+        wanted = checked_keys(keys)
         found = bytearray()
 
         def operation(session: Session) -> None:
@@ -297,7 +297,7 @@ class Client:
     def delete(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> Deleted:
         """Delete entries; those that are not there are not an error."""
         deadline = self.start_deadline(deadline_ms)
-        requests = list(split_requests(_checked_keys(keys)))
+        requests = list(split_requests(checked_keys(keys)))
         counts: list[int] = []
 
         def operation(session: Session) -> None:
@@ -341,7 +341,7 @@ class Client:
             slots, self._router.registry.locate_doubtful([slot.buffer for slot in slots]), strict=True
         ):
             if place is not None:
-                slot.result = Miss(_in_doubt())
+                slot.result = Miss(in_doubt_error())
 
         def operation(session: Session) -> None:
             # Rooms decide how many entries share a frame. Entries of a namespace are mostly of one size, often far
@@ -389,29 +389,9 @@ class Client:
         return deriver
 
 
-def _checked_keys(keys: Iterable[BlockKey]) -> list[BlockKey]:
-    """The keys as a list; raises InvalidArgumentError for one that is not 32 bytes."""
-    checked = list(keys)
-    # Loops in C: existence checks carry hundreds of keys.
-    if not set(map(type, checked)) <= {bytes} or not set(map(len, checked)) <= {KEY_BYTES}:
-        raise InvalidArgumentError(
-            f"a block key must be {KEY_BYTES} bytes", reason="INVALID_KEY_LENGTH", hint="derive it with block_key()"
-        )
-    return checked
-
-
 def _cause(error: SalternError | None) -> SalternError:
     """Why a slot has no result."""
     return error or InternalError("the transport left an entry without a result")
-
-
-def _in_doubt() -> UnavailableError:
-    """Why memory that a late node may still write to is not used (I7)."""
-    return UnavailableError(
-        "a node that missed its deadline may still write to this registered buffer",
-        reason="MEMORY_IN_DOUBT",
-        hint="it is used again as soon as the node has answered or gone; meanwhile take another buffer",
-    )
 
 
 def _too_large(size_bytes: int, limit_bytes: int) -> EntryTooLargeError:
