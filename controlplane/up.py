@@ -51,7 +51,7 @@ _HOST: Final = "127.0.0.1"
 _READY_TEXT: Final = """
 Saltern is ready: control plane on {endpoint}. In another terminal:
 
-    saltern tenant create acme
+    {command} tenant create acme
 
 Ctrl-C stops it."""
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -68,6 +68,7 @@ class StackOptions:
         nodes: number of cache nodes; none is a control plane alone.
         dram_bytes: cache memory of each node.
         fixed_ports: 7700 and up, or else any free ports.
+        command: how the user calls the command line so that it finds this stack.
         database_url: a PostgreSQL to use instead of a private one, or None.
     """
 
@@ -75,6 +76,7 @@ class StackOptions:
     nodes: int
     dram_bytes: int
     fixed_ports: bool
+    command: str = "saltern"
     database_url: str | None = None
 
     def port(self, offset: int) -> int:
@@ -132,7 +134,7 @@ class _Stack:
         async with AsyncExitStack() as exits:
             run_file = await self._start(exits)
             exits.enter_context(announced(self._dir / "run.json", run_file))
-            self._say(_READY_TEXT.format(endpoint=run_file["control_endpoint"]))
+            self._say(_READY_TEXT.format(endpoint=run_file["control_endpoint"], command=self._options.command))
             raise await self._first_failure()
 
     async def _start(self, exits: AsyncExitStack) -> dict[str, object]:

@@ -131,7 +131,7 @@ def test_a_stack_from_first_start_to_last(reachable_tmp_path: Path) -> None:
 
         status, printed, complained = first.end(signal.SIGINT)
         assert (status, complained) == (0, "")
-        assert run["control_endpoint"] in printed and "saltern tenant create" in printed
+        assert run["control_endpoint"] in printed and f"saltern --data-dir {data_dir} tenant create" in printed
         assert_nothing_is_left(data_dir)
         other_children = processes_of(other.data_dir)
         assert len(other_children) > 2
