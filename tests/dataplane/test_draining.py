@@ -8,7 +8,7 @@ from saltern import wire
 from saltern.wire import Opcode
 from tests.support.static_node import MIB, StaticNode, static_node
 from tests.support.waiting import wait_until
-from tests.support.wire_client import WireClient, block, connect_tcp, connect_unix, key
+from tests.support.wire_client import Segment, WireClient, block, connect_tcp, connect_unix, key
 
 
 def begin_put(node: StaticNode, client: WireClient, data: bytes) -> None:
@@ -48,3 +48,28 @@ def test_a_stopped_node_can_be_started_again_at_once() -> None:
     for _ in range(3):
         with static_node() as node, connect_tcp(node) as client:
             client.hello(node.token("acme", "chat"))
+
+
+def test_a_copy_between_region_and_arena_is_cut_short_without_harm() -> None:
+    """The node stops while it copies: the ticket is given back and the region unmapped, whatever still points to it."""
+    with (
+        Segment(48 * MIB) as segment,
+        static_node(dram_bytes=64 * MIB, drain_s=0) as node,
+        connect_unix(node) as client,
+    ):
+        client.hello(node.token("acme", "chat"))
+        client.register([segment.descriptor], 48 * MIB)
+        sums = wire.join_sums([wire.checksum(bytes(8 * MIB))] * 6)
+        offsets = [position * 8 * MIB for position in range(6)]
+        keys = b"".join(map(key, range(6)))
+        for _ in range(20):
+            client.send(Opcode.PUT, wire.Put(keys, [8 * MIB] * 6, sums, 0, offsets))
+            client.send(Opcode.DELETE, wire.Delete(keys))
+        node.stop()
+        received = bytearray()
+        try:
+            while piece := client.sock.recv(65536):
+                received += piece
+        except ConnectionResetError:
+            pass  # cut off in the middle of its requests
+    assert len(received) < 20 * 2 * 200
