@@ -142,6 +142,23 @@ def open_channel(endpoint: str) -> grpc.Channel:
     )
 
 
+def redeem_bootstrap_token(
+    endpoint: str, token: str, api_key_id: str = "", *, deadline_ms: int = DEADLINE_DEFAULT_MS
+) -> auth_pb2.RedeemBootstrapTokenResponse:
+    """Redeem the one-time token of a fresh deployment for its first platform-admin key.
+
+    Raises:
+        UnauthenticatedError: BOOTSTRAP_TOKEN_INVALID: wrong, or redeemed already.
+        SalternError: the control plane refuses or cannot be reached.
+    """
+    request = auth_pb2.RedeemBootstrapTokenRequest(bootstrap_token=token, api_key_id=api_key_id)
+    with open_channel(parse_endpoint(endpoint, what="control endpoint")) as channel:
+        try:
+            return auth_pb2_grpc.AuthServiceStub(channel).RedeemBootstrapToken(request, timeout=deadline_ms / 1000)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, endpoint=endpoint) from None
+
+
 class AdminClient:
     """Calls the control plane as the owner of one API key. Thread-safe; close it, or use it as a context manager.
 

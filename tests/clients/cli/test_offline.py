@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from saltern import errors
 from saltern.cli import cli, failure, main
 from saltern.cli.deferred import DeferredCommand, ServerCommand
-from saltern.cli.secret_file import reserve_secret_file, write_secret
+from saltern.cli.secret_file import secret_file
 from saltern.errors import AlreadyExistsError, InvalidArgumentError, SalternError, StatusCode
 
 Saltern = Callable[..., Any]
@@ -274,17 +274,25 @@ def test_without_the_server_package_up_says_what_to_install(offline: Saltern, mo
 
 def test_a_secret_file_is_for_its_owner_and_overwrites_nothing(tmp_path: Path) -> None:
     path = tmp_path / "key"
-    write_secret(reserve_secret_file(path), SECRET)
+    with secret_file(path) as write:
+        assert path.stat().st_mode & 0o777 == 0o600
+        write(SECRET)
     assert path.read_text() == SECRET + "\n"
     assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(AlreadyExistsError):
-        reserve_secret_file(path)
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(AlreadyExistsError):
-        reserve_secret_file(link)
-    with pytest.raises(InvalidArgumentError):
-        reserve_secret_file(tmp_path / "absent" / "key")
+    for taken in (path, link):
+        with pytest.raises(AlreadyExistsError), secret_file(taken):
+            pytest.fail("the block ran")
+    with pytest.raises(InvalidArgumentError), secret_file(tmp_path / "absent" / "key"):
+        pytest.fail("the block ran")
+    assert path.read_text() == SECRET + "\n"
+
+
+def test_a_secret_file_is_gone_when_there_was_no_secret(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), secret_file(tmp_path / "key"):
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_fault_of_ours_is_one_line_and_a_traceback_only_when_asked(
