@@ -65,6 +65,13 @@ FIRST_POLICY_S: Final = 15.0
     help="Listen beyond this host without TLS, on a network that is trusted as a whole.",
 )
 @click.option(
+    "--advertise-host",
+    envvar="SALTERN_NODE_ADVERTISE_HOST",
+    default="",
+    metavar="HOST",
+    help="What clients call this host, if not by the listen addresses. [default: the host's name if those are 0.0.0.0]",
+)
+@click.option(
     "--control-wait",
     "control_wait_s",
     type=click.FloatRange(min=0),
@@ -86,6 +93,7 @@ def serve_node(
     state_dir: Path,
     prefault: bool,
     allow_plaintext: bool,
+    advertise_host: str,
     control_wait_s: float,
     ready_file: Path | None,
 ) -> None:
@@ -99,6 +107,7 @@ def serve_node(
         shm_mode=parse_mode(shm_mode),
         prefault=prefault,
         allow_plaintext=allow_plaintext,
+        advertise_host=advertise_host,
     )
     control = parse_target(control, what="--control")
     api_key = read_api_key(api_key_file)
@@ -137,6 +146,9 @@ async def _serve(
         if ready_file is not None:
             write_ready_file(ready_file, endpoints)
             stack.callback(ready_file.unlink, missing_ok=True)
+        for endpoint in (settings.listen, settings.grpc_listen):
+            if not endpoint.is_loopback:
+                _log.warning("listening in plain text beyond this host", endpoint=str(endpoint))
         _log.info("serving", node=endpoints.node_id, wire=endpoints.wire_endpoint, grpc=endpoints.grpc_endpoint)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({stopping, following}, return_when=asyncio.FIRST_COMPLETED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -35,6 +36,12 @@ class Endpoint:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    def advertised(self, host: str) -> Endpoint:
+        """What clients are told to call: at ``host`` if one is given, never at a wildcard address."""
+        if not host and self.host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+            host = socket.gethostname()
+        return Endpoint(host or self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,7 @@ class NodeSettings:
         dram_bytes: length of the arena.
         prefault: take the arena's memory at start instead of at first use.
         allow_plaintext: permit listening on other than loopback addresses without TLS.
+        advertise_host: name or address that clients reach this host by; the listen addresses' own if empty.
         drain_s: how long transfers that have begun may take after SIGTERM.
     """
 
@@ -90,6 +98,7 @@ class NodeSettings:
     shm_mode: int = 0o600
     prefault: bool = True
     allow_plaintext: bool = False
+    advertise_host: str = ""
     drain_s: float = 5.0
     limits: SessionLimits = field(default_factory=SessionLimits)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from dataplane.settings import Endpoint, NodeSettings, parse_endpoint, parse_mode
@@ -27,7 +29,7 @@ def test_addresses(text: str, endpoint: Endpoint, is_loopback: bool) -> None:
     assert endpoint.is_loopback is is_loopback
 
 
-@pytest.mark.parametrize("text", ["", "7701", ":7701", "host:", "host:x", "host:65536", "host:-1", "host:７"])
+@pytest.mark.parametrize("text", ["", "7701", ":7701", "host:", "host:x", "host:65536", "host:-1", "host:\uff17"])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         parse_endpoint(text)
@@ -49,6 +51,12 @@ def test_plain_text_beyond_this_host_needs_to_be_asked_for() -> None:
             NodeSettings(**arguments)  # type: ignore[arg-type]
         assert caught.value.reason == "PLAINTEXT_REFUSED"
         NodeSettings(**arguments, allow_plaintext=True)  # type: ignore[arg-type]
+
+
+def test_a_node_that_listens_everywhere_tells_clients_a_name_to_call() -> None:
+    assert Endpoint("127.0.0.1", 7).advertised("") == Endpoint("127.0.0.1", 7)
+    assert Endpoint("0.0.0.0", 7).advertised("node-1") == Endpoint("node-1", 7)
+    assert Endpoint("::", 7).advertised("") == Endpoint(socket.gethostname(), 7)
 
 
 def test_a_node_needs_some_memory() -> None:
