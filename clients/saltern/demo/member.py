@@ -50,6 +50,7 @@ class Member:
         limit_bytes: int,
         reserved_bytes: int,
         block_bytes: int,
+        transport: str = "auto",
     ) -> Iterator[Member]:
         """Make the tenant and all that it needs, and yield it until the end of the block.
 
@@ -62,7 +63,11 @@ class Member:
         secret = _make_key(admin, tenant_id)
         grant = exchange_api_key(admin.endpoint, secret, namespace_id, timeout_ms=_EXCHANGE_TIMEOUT_MS)
         with Client(
-            control=admin.endpoint, api_key=secret, namespace=namespace, deadline_ms=CALL_DEADLINE_MS
+            control=admin.endpoint,
+            api_key=secret,
+            namespace=namespace,
+            deadline_ms=CALL_DEADLINE_MS,
+            transport=transport,
         ) as client:
             yield cls(tenant_id, namespace_id, client, grant, admin.endpoint, secret)
 

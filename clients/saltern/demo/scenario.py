@@ -112,7 +112,7 @@ def _prove(
         ids=sorted(alpha_ids)[:_COUNTED_BLOCKS],
     )
     oversized = proofs.oversized_put(beta.client, plan.block_bytes)
-    expired = proofs.expired_token(stack, beta.first_grant, beta.exchange())
+    expired = proofs.expired_token(stack, beta.first_grant, beta.exchange)
     refused = {
         "forged_token": forged.holds,
         "expired_token": expired.holds,

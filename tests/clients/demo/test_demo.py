@@ -63,7 +63,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> Finis
 
 
 def test_the_report_has_the_documented_shape_and_everything_held(finished: Finished) -> None:
-    assert finished.process.returncode == 0, finished.process.stderr
+    assert finished.process.returncode == 0, finished.process.stderr + finished.process.stdout
     report = json.loads((finished.output_dir / "report.json").read_text())
     assert json.loads(finished.process.stdout) == report
     assert report["trace"].keys() == {"source", "sha256", "requests"}

@@ -67,7 +67,7 @@ def test_i1_forged_tokens_are_refused_and_the_proof_sees_an_accepted_one(
 def test_i1_a_live_token_does_not_pass_for_an_expired_one(stack: Stack, members: tuple[Member, Member]) -> None:
     _, beta = members
     pretended = replace(beta.exchange(), expires_at_s=0.0)
-    assert not proofs.expired_token(stack, pretended, beta.exchange()).holds
+    assert not proofs.expired_token(stack, pretended, beta.exchange).holds
 
 
 def test_i1_another_tenants_namespace_is_refused_like_an_absent_one(
