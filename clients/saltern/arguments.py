@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import countOf
 from typing import TYPE_CHECKING
 
 from saltern.errors import InvalidArgumentError
@@ -39,7 +40,7 @@ def checked_keys(keys: Iterable[BlockKey]) -> list[BlockKey]:
     """The keys as a list; raises InvalidArgumentError for one that is not 32 bytes."""
     checked = list(keys)
     # Loops in C: existence checks carry hundreds of keys.
-    if not set(map(type, checked)) <= {bytes} or not set(map(len, checked)) <= {KEY_BYTES}:
+    if countOf(map(type, checked), bytes) < len(checked) or countOf(map(len, checked), KEY_BYTES) < len(checked):
         raise InvalidArgumentError(
             f"a block key must be {KEY_BYTES} bytes", reason="INVALID_KEY_LENGTH", hint="derive it with block_key()"
         )

@@ -18,6 +18,7 @@ constructor where it cannot authenticate.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -54,6 +55,7 @@ from saltern.transport.opening import Transport
 from saltern.transport.registry import in_doubt_error
 from saltern.transport.session import Session, split_requests
 from saltern.transport.slots import GetSlot, PutSlot
+from saltern.wire import KEYS_MAX
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -274,17 +276,13 @@ class Client:
         found = bytearray()
 
         def operation(session: Session) -> None:
-            for request in split_requests(wanted[len(found) :]):
-                found.extend(session.lookup(request, deadline))
+            while len(found) < len(wanted):
+                found.extend(session.lookup(wanted[len(found) : len(found) + KEYS_MAX], deadline))
 
         error = self._router.run(operation, deadline) if wanted else None
-        present = bytes(found) + bytes(len(wanted) - len(found))
-        prefix = present.find(0)
-        return Lookup(
-            prefix=prefix if prefix >= 0 else len(present),
-            found=tuple(map(bool, present)),
-            error=error,
-        )
+        found.extend(bytes(len(wanted) - len(found)))
+        prefix = found.find(0)
+        return Lookup(prefix if prefix >= 0 else len(found), struct.unpack(f"{len(found)}?", found), error)
 
     def exists(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> list[bool]:
         """Whether each key is there; False where the node could not be asked (``lookup`` says why)."""

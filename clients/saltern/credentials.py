@@ -221,11 +221,14 @@ class RenewingCredentials:
         return f"{type(self).__name__}({self._current!r})"
 
     def grant(self, deadline: Deadline) -> Grant:
+        current = self._current
+        # No lock for what nearly every call does: a grant is immutable and judged by itself.
+        if time.time() < self._renew_at_s and self._is_usable(current):
+            return current
         with self._lock:
-            now_s = time.time()
             current = self._current
-            usable = now_s < current.expires_at_s and current.access_token != self._rejected_token
-            if usable and now_s < self._renew_at_s:
+            usable = self._is_usable(current)
+            if usable and time.time() < self._renew_at_s:
                 return current
             try:
                 in_flight = self._renew()
@@ -239,6 +242,9 @@ class RenewingCredentials:
             return self._wait(in_flight, deadline)
         except DeadlineExceededError as error:
             raise UnavailableError(error.message, reason="CONTROL_PLANE_UNAVAILABLE", hint=error.hint) from None
+
+    def _is_usable(self, grant: Grant) -> bool:
+        return time.time() < grant.expires_at_s and grant.access_token != self._rejected_token
 
     def _wait(self, in_flight: Future[Grant], deadline: Deadline) -> Grant:
         """The grant of an exchange in flight; the wait ends with the deadline or with its cancellation."""

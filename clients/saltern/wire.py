@@ -280,14 +280,7 @@ def decode_header(data: bytes | bytearray | memoryview, *, body_max_bytes: int =
         raise _too_large("body", body_bytes, body_max_bytes)
     if payload_bytes > PAYLOAD_MAX_BYTES:
         raise _too_large("payload", payload_bytes, PAYLOAD_MAX_BYTES)
-    return Header(
-        opcode=opcode & ~REPLY_BIT,
-        request_id=request_id,
-        body_bytes=body_bytes,
-        payload_bytes=payload_bytes,
-        status=status,
-        is_reply=bool(opcode & REPLY_BIT),
-    )
+    return Header(opcode & ~REPLY_BIT, request_id, body_bytes, payload_bytes, status, opcode >= REPLY_BIT)
 
 
 def _too_large(what: str, given_bytes: int, limit_bytes: int) -> ProtocolError:

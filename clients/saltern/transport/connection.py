@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import math
 import socket
 import struct
 import sys
@@ -100,7 +101,7 @@ class Connection:
     ) -> int:
         """Send one request, gathering ``payload`` from where it lies; return its request id."""
         self._request_id += 1
-        payload_bytes = sum([view.nbytes for view in payload])
+        payload_bytes = sum([view.nbytes for view in payload]) if payload else 0
         head = encode_request(opcode, self._request_id, encode_body(body), payload_bytes)
         self._outstanding += 1
         try:
@@ -130,32 +131,29 @@ class Connection:
             ProtocolError: the peer broke the protocol.
             DeadlineExceededError, UnavailableError: no whole reply.
         """
-        header, body = self._read_head(0, deadline)
-        return self._match(header, body, opcode, request_id)
+        header = self._decode(self.read_exactly(HEADER_BYTES, deadline))
+        body = self.read_exactly(header.body_bytes, deadline) if header.body_bytes else b""
+        self._match(header, body, opcode, request_id)
+        return header, body
 
     def receive_whole(self, opcode: Opcode, request_id: int, deadline: Deadline) -> bytes:
         """As ``receive``, for a reply without a payload and with nothing behind it: mostly one system call."""
-        header, body = self._read_head(_READ_AHEAD_BYTES, deadline)
+        data = self._read_some(_READ_AHEAD_BYTES, deadline)
+        if len(data) < HEADER_BYTES:
+            data += self.read_exactly(HEADER_BYTES - len(data), deadline)
+        header = self._decode(data[:HEADER_BYTES])
+        missing_bytes = HEADER_BYTES + header.body_bytes - len(data)
+        if missing_bytes > 0:
+            data += self.read_exactly(missing_bytes, deadline)
+        elif missing_bytes < 0:
+            raise self.violation("bytes that belong to no reply", "UNEXPECTED_BYTES")
+        body = data[HEADER_BYTES:]
         self._match(header, body, opcode, request_id)
         if header.payload_bytes:
             raise self.violation("a payload where none belongs", "UNEXPECTED_PAYLOAD")
         return body
 
-    def _read_head(self, ahead_bytes: int, deadline: Deadline) -> tuple[Header, bytes]:
-        """Read header and body; up to ``ahead_bytes`` of the body come with the header, if they are there."""
-        data = self._read_some(HEADER_BYTES + ahead_bytes, deadline) if ahead_bytes else b""
-        if len(data) < HEADER_BYTES:
-            data += self.read_exactly(HEADER_BYTES - len(data), deadline)
-        header = self._decode(data[:HEADER_BYTES])
-        body = data[HEADER_BYTES:]
-        if len(body) < header.body_bytes:
-            rest = self.read_exactly(header.body_bytes - len(body), deadline)
-            body = body + rest if body else rest
-        elif len(body) > header.body_bytes:
-            raise self.violation("bytes that belong to no reply", "UNEXPECTED_BYTES")
-        return header, body
-
-    def _match(self, header: Header, body: bytes, opcode: Opcode, request_id: int) -> tuple[Header, bytes]:
+    def _match(self, header: Header, body: bytes, opcode: Opcode, request_id: int) -> None:
         """Check that a reply is the one to the request; raise the error that it carries."""
         # A node that cannot parse a header answers with request id 0: the error matters more than the mismatch.
         if header.status != StatusCode.OK:
@@ -169,7 +167,6 @@ class Connection:
             raise self.violation("the reply does not belong to the request", "REPLY_MISMATCH")
         if header.payload_bytes == 0:
             self._outstanding -= 1
-        return header, body
 
     def complete(self) -> None:
         """Note that a reply's payload has been read to its end."""
@@ -254,15 +251,19 @@ class Connection:
         self._socket.close()
 
     def _arm(self, deadline: Deadline) -> None:
+        """Make the next wait on the socket end with the deadline."""
         remaining_s = deadline.remaining_s()
-        if 0 <= self._armed_s - remaining_s <= _TIMEOUT_SLACK_S:
-            return
-        # A zero timeout would mean "for ever": at least a millisecond.
-        microseconds = max(1000, int(remaining_s * 1e6))
-        value = struct.pack("@ll", *divmod(microseconds, 1_000_000))
+        if not 0 <= self._armed_s - remaining_s <= _TIMEOUT_SLACK_S:
+            self._set_timeout(remaining_s)
+
+    def _set_timeout(self, timeout_s: float) -> None:
+        # Rounded up to a millisecond. A zero timeout would mean "for ever"; and calls that follow each other, each with
+        # the same deadline, differ by microseconds: this timeout serves them all.
+        milliseconds = math.ceil(timeout_s * 1000)
+        value = struct.pack("@ll", milliseconds // 1000, milliseconds % 1000 * 1000)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
-        self._armed_s = remaining_s
+        self._armed_s = milliseconds / 1000
 
     def _send_all(self, views: list[memoryview], deadline: Deadline) -> None:
         start = 0
