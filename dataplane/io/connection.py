@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 
 import structlog
 
+from dataplane.io import letting_go
 from dataplane.io.conversation import Conversation
 from dataplane.io.session import NodeState, Session, too_many_sessions
 from dataplane.io.stream import READ, TURN, WRITE, ByteStream, PeerGoneError, Want
@@ -236,6 +237,10 @@ class Door:
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_PER_EVENT):
+            if self._takes_descriptors and letting_go.is_overloaded():
+                _log.warning("clients hold up the closing of descriptors; the unix door waits")
+                self._look_away()
+                return
             try:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -243,9 +248,7 @@ class Door:
             except OSError as error:
                 # Out of descriptors: the listener would stay readable, so look away for a moment instead of spinning.
                 _log.error("cannot accept a connection", error=str(error))
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(self._listener.fileno())
-                self._pause = loop.call_later(_ACCEPT_PAUSE_S, self.open)
+                self._look_away()
                 return
             if sock.family == socket.AF_UNIX:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
@@ -253,12 +256,15 @@ class Door:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._table.adopt(sock, takes_descriptors=self._takes_descriptors)
 
+    def _look_away(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener.fileno())
+        self._pause = loop.call_later(_ACCEPT_PAUSE_S, self.open)
+
 
 def _refuse(sock: socket.socket) -> None:
     error = too_many_sessions("the node has too many sessions open")
-    with sock:
-        sock.setblocking(False)
-        try:
-            sock.send(wire.encode_error_reply(wire.Opcode.PING, 0, error))
-        except OSError:
-            return
+    sock.setblocking(False)
+    with contextlib.suppress(OSError):
+        sock.send(wire.encode_error_reply(wire.Opcode.PING, 0, error))
+    letting_go.close_descriptor(sock.detach())  # a unix client may have sent descriptors already

@@ -7,7 +7,6 @@ straight into the arena, and from the arena straight out.
 
 from __future__ import annotations
 
-import os
 from time import monotonic
 from typing import Final
 
@@ -15,6 +14,7 @@ import msgspec
 import xxhash
 
 from dataplane.io.batches import GetBatch, PutBatch
+from dataplane.io.letting_go import close_descriptor
 from dataplane.io.regions import Region, RegionTable
 from dataplane.io.session import Session, closes_session
 from dataplane.io.stream import BUFFER_BYTES, READ, TURN, ByteStream, Script
@@ -29,7 +29,7 @@ _PING: Final = int(Opcode.PING)
 #: What a request counts beside the bytes it moves when sessions take turns.
 _REQUEST_COST_BYTES: Final = 256 * 1024
 #: About 20 us of looking for the next frame.
-_POLLS_MAX: Final = 16
+_POLLS_MAX: Final = 120
 #: One piece of a copy between a region and the arena: it is still in the L2 cache when its sum is taken.
 _COPY_BYTES: Final = 256 * 1024
 
@@ -197,7 +197,7 @@ class Conversation:
             self._regions.register(register.region, register.region_bytes, descriptors)
         finally:
             for descriptor in descriptors:
-                os.close(descriptor)
+                close_descriptor(descriptor)
         return wire.Empty()
 
     def _region(self, number: int | None, offsets: list[int], sizes: list[int]) -> Region | None:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
+from dataplane.io.letting_go import let_go
 from saltern.errors import InvalidArgumentError, ResourceExhaustedError
 from saltern.wire import REGION_MAX_BYTES, REGIONS_MAX
 
@@ -51,10 +52,13 @@ class Region:
         return self._view[offset : offset + size_bytes]
 
     def close(self) -> None:
-        """Unmap; while a traceback still holds a view of it, the mapping goes together with that."""
+        """Unmap; while a traceback still holds a view of it, the mapping goes together with that.
+
+        Where the client is gone this frees all of its memory, so the event loop does not wait for it.
+        """
         with contextlib.suppress(BufferError):
             self._view.release()
-            self._memory.close()
+            let_go(self._memory.close)
 
 
 class RegionTable:
@@ -111,13 +115,17 @@ class RegionTable:
 
 
 def _map_sealed(descriptor: int, size_bytes: int) -> mmap.mmap:
-    statfs = ctypes.create_string_buffer(_STATFS_BYTES)
-    on_tmpfs = _LIBC.fstatfs(descriptor, statfs) == 0 and ctypes.c_long.from_buffer(statfs).value == _TMPFS_MAGIC
     try:
-        seals = fcntl.fcntl(descriptor, _F_GET_SEALS) if on_tmpfs else None
+        # First, because it answers for memfds alone: statfs of a file on FUSE would wait for a daemon of the client's.
+        seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
     except OSError:
         seals = None
-    if seals is None:
+    statfs = ctypes.create_string_buffer(_STATFS_BYTES)
+    if (
+        seals is None
+        or _LIBC.fstatfs(descriptor, statfs) != 0
+        or ctypes.c_long.from_buffer(statfs).value != _TMPFS_MAGIC
+    ):
         raise InvalidArgumentError(
             "the descriptor is not a memfd on tmpfs",
             reason="REGION_NOT_MEMFD",

@@ -240,10 +240,10 @@ def test_regions_are_replaced_unregistered_and_unmapped(node: StaticNode, local:
     own = mappings()
     for _ in range(3):
         local.register([segment.descriptor], MIB, region=15)
-    assert mappings() == own + 1
+    wait_until(lambda: mappings() == own + 1)  # unmapped away from the event loop
     local.send(Opcode.UNREGISTER, wire.Unregister(15))
     local.answer(wire.Empty)
-    assert mappings() == own
+    wait_until(lambda: mappings() == own)
     local.register([segment.descriptor], MIB)
     local.sock.close()
     wait_until(lambda: mappings() == own)
