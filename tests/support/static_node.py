@@ -11,6 +11,7 @@ The node runs in a thread of the test's process, so that a test can look at its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import tempfile
 import threading
@@ -193,7 +194,8 @@ def static_node(
             yield running
         finally:
             for request_stop in stop:
-                request_stop()
+                with contextlib.suppress(RuntimeError):  # the loop is closed: the test has stopped the node itself
+                    request_stop()
             thread.join(30)
             assert not thread.is_alive()
             if isinstance(outcome[-1], BaseException):
