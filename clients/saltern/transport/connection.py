@@ -18,6 +18,7 @@ import msgspec
 
 from saltern.deadline import Deadline
 from saltern.errors import ProtocolError, SalternError, StatusCode, UnavailableError
+from saltern.transport.impostor import require_trusted_listener
 from saltern.wire import (
     HEADER_BYTES,
     BodyT,
@@ -75,6 +76,10 @@ class Connection:
         except BaseException:
             self.close()
             raise
+
+    def check_listener(self, path: str) -> None:
+        """Raise UnavailableError (UNTRUSTED_SOCKET) if whoever listens at the unix socket ``path`` may be anybody."""
+        require_trusted_listener(self._socket, path)
 
     @property
     def usable(self) -> bool:
