@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Iterator
 
@@ -9,10 +11,12 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from dataplane.io.grpc_door import TENANT_CALLS_MAX
 from saltern.cache.v1 import cache_pb2, cache_pb2_grpc
 from saltern.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
+    ResourceExhaustedError,
     SalternError,
     UnauthenticatedError,
     UnavailableError,
@@ -22,6 +26,7 @@ from tenants.roles import Role
 from tenants.tokens import Audience
 from tests.support.bad_tokens import bad_tokens
 from tests.support.static_node import ISSUER, KID, MIB, StaticNode, static_node
+from tests.support.waiting import wait_until
 from tests.support.wire_client import block, connect_tcp, key
 
 
@@ -179,3 +184,54 @@ def test_i10_without_a_policy_every_call_is_refused() -> None:
         with pytest.raises(UnavailableError) as caught:
             as_tenant(channel, node, "acme").get(key(1))
         assert caught.value.reason == "NO_POLICY"
+
+
+def test_i2_calls_that_never_end_hold_up_their_own_tenant_only(node: StaticNode) -> None:
+    """A tenant opens calls and sends nothing more: others get their answers, and so does it once they are gone."""
+    metadata = (("authorization", f"Bearer {node.token('acme', 'chat')}"),)
+    ended = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        ended.wait()
+        yield from ()
+
+    with grpc.insecure_channel(node.grpc_endpoint) as channel:
+        method = channel.stream_unary("/saltern.cache.v1.CacheService/GetBlocks")
+        calls = [method.future(nothing(), metadata=metadata, timeout=60) for _ in range(64)]
+        try:
+            wait_until(lambda: sum(call.done() for call in calls) == 64 - TENANT_CALLS_MAX)
+            assert {call.code() for call in calls if call.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+            with own_connection(node) as other:
+                assert as_tenant(other, node, "blue").get(key(1)) == {}
+                with pytest.raises(ResourceExhaustedError) as caught:
+                    as_tenant(other, node, "acme").get(key(1))
+                assert caught.value.reason == "TOO_MANY_CALLS"
+        finally:
+            for call in calls:
+                call.cancel()
+            ended.set()
+
+    def is_free() -> bool:
+        with own_connection(node) as after, contextlib.suppress(ResourceExhaustedError):
+            return as_tenant(after, node, "acme").get(key(1)) == {}
+        return False
+
+    wait_until(is_free)
+
+
+def own_connection(node: StaticNode) -> grpc.Channel:
+    return grpc.insecure_channel(node.grpc_endpoint, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+@pytest.mark.parametrize("element", [b"\x1a\x00", b"\x0b\x0c"])
+def test_i2_many_elements_are_refused_before_they_are_parsed(
+    channel: grpc.Channel, node: StaticNode, element: bytes
+) -> None:
+    """Two bytes of an empty element would become fifty in memory, and their parsing would stop every session."""
+    metadata = (("authorization", f"Bearer {node.token('acme', 'chat')}"),)
+    method = channel.unary_unary("/saltern.cache.v1.CacheService/PutBlocks")
+    with pytest.raises(grpc.RpcError) as caught:
+        method(element * (16 * MIB), metadata=metadata, timeout=20)
+    error = error_from_rpc(caught.value)
+    assert (type(error), error.reason) == (ResourceExhaustedError, "MESSAGE_TOO_LARGE")
+    assert "elements" in error.message
