@@ -40,8 +40,9 @@ from controlplane.node.registry import LOST_AFTER
 from controlplane.node.service import NodeService
 from controlplane.rpc import database_failure
 from controlplane.secrets import KeyEncryptionKey, load_key_encryption_key
-from controlplane.settings import ControlSettings, Endpoint
+from controlplane.settings import ControlSettings
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
+from saltern.endpoints import Endpoint
 from saltern.errors import FailedPreconditionError
 from saltern.node.v1 import node_pb2, node_pb2_grpc
 

@@ -18,9 +18,9 @@ import structlog
 from dataplane.control_client import ControlClient, Registration
 from dataplane.log import configure_logging
 from dataplane.node import Node, NodeEndpoints, raise_descriptor_limit
-from dataplane.settings import NodeSettings, parse_endpoint, parse_mode
+from dataplane.settings import NodeSettings, parse_mode
 from saltern.admin_client import ApiKey, read_api_key
-from saltern.admin_client import parse_endpoint as parse_target
+from saltern.endpoints import parse_endpoint
 from saltern.errors import FailedPreconditionError, UnavailableError
 from saltern.names import parse_node_id
 from saltern.sizes import parse_size
@@ -100,8 +100,8 @@ def serve_node(
     """Serve one cache node until SIGTERM or Ctrl-C."""
     settings = NodeSettings(
         node_id=parse_node_id(node_id),
-        listen=parse_endpoint(listen),
-        grpc_listen=parse_endpoint(grpc_listen),
+        listen=parse_endpoint(listen, what="--listen"),
+        grpc_listen=parse_endpoint(grpc_listen, what="--grpc-listen"),
         dram_bytes=parse_size(dram_bytes, what="--dram-bytes"),
         shm_path=shm_path or state_dir / "node.sock",
         shm_mode=parse_mode(shm_mode),
@@ -109,7 +109,7 @@ def serve_node(
         allow_plaintext=allow_plaintext,
         advertise_host=advertise_host,
     )
-    control = parse_target(control, what="--control")
+    control = str(parse_endpoint(control, what="--control", port_min=1))
     api_key = read_api_key(api_key_file)
     _prepare_folder(state_dir)
     configure_logging()

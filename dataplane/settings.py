@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from saltern.endpoints import Endpoint, check_plaintext
 from saltern.errors import InvalidArgumentError
 from saltern.names import NodeId
 
 MIB: Final = 1024 * 1024
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
 DRAM_MIN_BYTES: Final = MIB
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A host and a TCP port; port 0 asks the system for a free one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this host can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-    def advertised(self, host: str) -> Endpoint:
-        """What clients are told to call: at ``host`` if one is given, never at a wildcard address."""
-        if not host and self.host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
-            host = socket.gethostname()
-        return Endpoint(host or self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +75,9 @@ class NodeSettings:
     limits: SessionLimits = field(default_factory=SessionLimits)
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgumentError: an address needs TLS, or the arena is too small."""
+        """Raises FailedPreconditionError: an address needs TLS; InvalidArgumentError: the arena is too small."""
         for option, endpoint in (("--listen", self.listen), ("--grpc-listen", self.grpc_listen)):
-            if not endpoint.is_loopback and not self.allow_plaintext:
-                raise InvalidArgumentError(
-                    f"{option} {endpoint} is not a loopback address and would carry tokens in the clear",
-                    reason="PLAINTEXT_REFUSED",
-                    hint="listen on 127.0.0.1, or pass --allow-plaintext on a network that is trusted as a whole",
-                )
+            check_plaintext(endpoint, allow_plaintext=self.allow_plaintext, what=option)
         if self.dram_bytes < DRAM_MIN_BYTES:
             raise InvalidArgumentError(
                 f"--dram-bytes {self.dram_bytes} is below the minimum of {DRAM_MIN_BYTES}",
@@ -126,16 +93,3 @@ def parse_mode(text: str) -> int:
             f"{text[:16]!r} is not a mode", reason="INVALID_MODE", hint="write octal permission bits, such as 0660"
         )
     return int(text, 8)
-
-
-def parse_endpoint(text: str) -> Endpoint:
-    """Parse ``host:port`` or ``[v6]:port``; raises InvalidArgumentError for anything else."""
-    host, separator, port = text.strip().rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise InvalidArgumentError(
-            f"{text[:128]!r} is not an address",
-            reason="INVALID_ADDRESS",
-            hint="write HOST:PORT, such as 127.0.0.1:7701",
-        )
-    return Endpoint(host, int(port))

@@ -21,9 +21,9 @@ from dataplane.core.partition import Partition
 from dataplane.io.batches import GetBatch, PutBatch
 from dataplane.io.session import NodeState
 from dataplane.io.tcp import bind_error
-from dataplane.settings import Endpoint
 from saltern import wire
 from saltern.cache.v1 import cache_pb2, cache_pb2_grpc
+from saltern.endpoints import Endpoint
 from saltern.errors import (
     AlreadyExistsError,
     InternalError,

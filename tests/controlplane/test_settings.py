@@ -9,7 +9,8 @@ import grpc
 import pytest
 
 from controlplane.server import bind
-from controlplane.settings import Endpoint, load_settings, parse_endpoint
+from controlplane.settings import load_settings
+from saltern.endpoints import Endpoint, parse_endpoint
 from saltern.errors import FailedPreconditionError, InvalidArgumentError
 
 URL = "postgresql://user:hunter2@host/saltern"

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from controlplane.settings import Endpoint
 from saltern.admin.v1 import credentials_pb2, tenants_pb2, usage_pb2
+from saltern.endpoints import Endpoint
 from saltern.errors import PermissionDeniedError
 from tests.support.control import Control, control_plane, migrate
 from tests.support.wire_client import WireClient, block, key

@@ -27,7 +27,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dataplane.core.usage import NodeUsage
 from dataplane.io.clock import Clock
 from dataplane.node import Node, NodeEndpoints
-from dataplane.settings import Endpoint, NodeSettings, SessionLimits
+from dataplane.settings import NodeSettings, SessionLimits
+from saltern.endpoints import Endpoint
 from saltern.names import NamespaceId, NodeId, TenantId
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
 from tenants.quota import Tier, TierQuota

@@ -235,7 +235,7 @@ def test_a_malformed_control_endpoint_is_wrong_use(
     monkeypatch.setenv("SALTERN_API_KEY", SECRET)
     shown = offline("--control", control, "tenant", "list")
     assert shown.code == 2
-    assert "host:port" in shown.err
+    assert "HOST:PORT" in shown.err
 
 
 def test_an_unreachable_control_plane_is_unavailable(offline: Saltern, monkeypatch: pytest.MonkeyPatch) -> None:
