@@ -33,12 +33,12 @@ class MessageLimits:
     Attributes:
         bytes_max: its length.
         fields_max: how many fields it has at its top level, each element of a list counted: what costs memory and time
-            when it is parsed, whatever its length.
+            when it is parsed, whatever its length. None where callers are trusted with that.
         wait_s: how long it may take to arrive.
     """
 
     bytes_max: int
-    fields_max: int
+    fields_max: int | None
     wait_s: float
 
 
@@ -102,7 +102,7 @@ def _parse(message: bytes | None, handler: Handler, limits: MessageLimits) -> An
             hint="send less in one request",
             metadata={"limit_bytes": str(limits.bytes_max)},
         )
-    if has_more_fields(message, limits.fields_max):
+    if limits.fields_max is not None and has_more_fields(message, limits.fields_max):
         raise ResourceExhaustedError(
             f"the request has more than {limits.fields_max} elements",
             reason="MESSAGE_TOO_LARGE",
