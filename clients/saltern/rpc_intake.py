@@ -8,6 +8,7 @@ request *stream* is called before anything is received; so every handler is turn
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -60,8 +61,11 @@ def take_in(handler: Handler, admission: Admission, limits: MessageLimits) -> Ha
 
         async def watch(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
             async with admission(context):
-                request = await _read(requests, context, handler, limits)
-                async for response in inner_watch(request, context):
+                responses = inner_watch(await _read(requests, context, handler, limits), context)
+                if inspect.isawaitable(responses):  # it writes to the context itself
+                    await responses
+                    return
+                async for response in responses:
                     yield response
 
         return grpc.stream_stream_rpc_method_handler(watch, response_serializer=handler.response_serializer)
