@@ -210,7 +210,7 @@ def decode_body(kind: type[BodyT], data: bytes | bytearray | memoryview) -> Body
     return body
 
 
-def encode_request(opcode: Opcode, request_id: int, body: bytes, payload_bytes: int = 0) -> bytes:
+def encode_request(opcode: int, request_id: int, body: bytes, payload_bytes: int = 0) -> bytes:
     """Encode header and body of a request; the payload, if any, follows separately and is not copied."""
     return HEADER.pack(MAGIC, VERSION, opcode, 0, request_id, len(body), 0, payload_bytes) + body
 

@@ -10,6 +10,7 @@ asyncio's own transports are not used: their ``writelines`` joins the buffers of
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 from collections.abc import Generator, Sequence
 from enum import Enum
@@ -68,6 +69,7 @@ class ByteStream:
     """
 
     __slots__ = (
+        "_arrival",
         "_buffer",
         "_consumed_bytes",
         "_descriptors",
@@ -86,6 +88,8 @@ class ByteStream:
     def __init__(self, sock: socket.socket, *, turn_bytes: int, takes_descriptors: bool = False) -> None:
         self.progress_s = monotonic()
         self._socket = sock
+        self._arrival = select.poll()
+        self._arrival.register(sock, select.POLLIN)
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._start = self._end = 0
         self._turn_bytes = self._turn_left_bytes = turn_bytes
@@ -119,6 +123,10 @@ class ByteStream:
         count = self._receive_into(self._buffer[self._end :])
         self._end += count
         return count > 0
+
+    def await_bytes(self, timeout_ms: int) -> bool:
+        """Block, whole event loop and all, until there is something to receive; False if nothing came in time."""
+        return bool(self._arrival.poll(timeout_ms))
 
     def fill(self, length: int) -> Script[None]:
         """Wait until ``length`` bytes, at most BUFFER_BYTES, are buffered."""
