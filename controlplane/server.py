@@ -34,7 +34,7 @@ from controlplane.auth.signing_keys import KeyRing, has_signing_key, load_key_ri
 from controlplane.auth.verifier import TokenVerifier
 from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, connect
-from controlplane.files import announced
+from controlplane.files import announced, make_folder
 from controlplane.node.policy_feed import PolicyFeed
 from controlplane.node.registry import LOST_AFTER
 from controlplane.node.service import NodeService
@@ -232,7 +232,7 @@ async def _add_health_and_reflection(server: grpc.aio.Server, services: tuple[st
 
 def _prepare_state_dir(state_dir: Path) -> None:
     try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(state_dir, 0o700)
     except OSError as error:
         raise FailedPreconditionError(
             f"cannot use the state directory {state_dir}: {(error.strerror or 'unusable').lower()}",

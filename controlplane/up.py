@@ -38,7 +38,7 @@ from typing import Final
 from controlplane.auth import bootstrap
 from controlplane.child_process import ChildProcess, log_tail, process_ended
 from controlplane.credentials_store import ADMIN_KEY_FILE, NODE_KEY_FILE, ensure_credentials
-from controlplane.files import announced
+from controlplane.files import announced, make_folder, require_own_folder
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
 from controlplane.postgres.lock import launcher_lock
 from controlplane.settings import CONTROL_PORT_DEFAULT
@@ -276,9 +276,8 @@ class _Stack:
 def _prepare_data_dir(data_dir: Path) -> None:
     """Make the data directory; root's can be passed through, because Postgres runs as another user."""
     try:
-        if not data_dir.exists():
-            data_dir.mkdir(parents=True, mode=0o700)
-            data_dir.chmod(0o711 if os.geteuid() == 0 else 0o700)
+        make_folder(data_dir, 0o711 if os.geteuid() == 0 else 0o700)
+        require_own_folder(data_dir)
         (data_dir / "up.lock").touch(mode=0o600)
     except OSError as error:
         raise FailedPreconditionError(

@@ -198,7 +198,9 @@ def write_ready_file(path: Path, endpoints: NodeEndpoints) -> None:
         "pid": os.getpid(),
     }
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    partial.write_text(json.dumps(content) + "\n")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # whatever the umask says
+    with os.fdopen(descriptor, "w") as file:
+        file.write(json.dumps(content) + "\n")
     partial.replace(path)
 
 

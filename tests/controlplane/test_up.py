@@ -64,11 +64,17 @@ def _pidfd(pid: int) -> Iterator[Any]:
 
 
 @contextmanager
-def up(data_dir: Path, *arguments: str) -> Iterator[Up]:
+def up(data_dir: Path, *arguments: str, umask: int = -1) -> Iterator[Up]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SALTERN_")}
     command = [sys.executable, "-m", "saltern", "up", "--data-dir", str(data_dir), "--ports", "auto", *arguments]
     with subprocess.Popen(
-        command, env=clean, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=clean,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        umask=umask,
     ) as process:
         try:
             yield Up(data_dir, process)
@@ -223,3 +229,32 @@ def _wait_gone(data_dir: Path) -> None:
                 assert ended(timeout_s=TIMEOUT_S), processes_of(data_dir)
         except ProcessLookupError:
             continue
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_i1_no_umask_opens_or_shuts_the_stack(reachable_tmp_path: Path, umask: int) -> None:
+    """Under umask 0 nobody else can write anything of the stack or read its secrets; under 077 it still starts."""
+    data_dir = reachable_tmp_path / "made" / "too" / "data"
+    with up(data_dir, "--dram", "16MiB", umask=umask) as running:
+        (node,) = running.wait_ready()["nodes"]
+        for path in (reachable_tmp_path / "made", reachable_tmp_path / "made" / "too", data_dir, *data_dir.rglob("*")):
+            mode = path.lstat().st_mode
+            assert stat.S_ISLNK(mode) or not mode & (stat.S_IWGRP | stat.S_IWOTH), (path, oct(mode))
+        assert stat.S_IMODE(Path(node["shm_path"]).stat().st_mode) == 0o600
+        private = ("run.json", "up.lock", "control", "credentials", "log", "run", "node-1", "postgres/cluster")
+        for name in (*private, "postgres/passwords.json", "postgres/server.log", "control/key-encryption-key"):
+            assert not stat.S_IMODE((data_dir / name).stat().st_mode) & 0o077, name
+        assert running.end(signal.SIGTERM)[0] in (0, 130)
+
+
+def test_i1_a_data_directory_that_others_can_write_to_is_refused(reachable_tmp_path: Path) -> None:
+    open_to_all = reachable_tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    below = open_to_all / "data"
+    below.mkdir(mode=0o700)
+    for data_dir in (open_to_all, below):
+        with up(data_dir, "--nodes", "0") as refused:
+            status, _, complained = refused.end()
+        assert status == 5
+        assert str(open_to_all) in complained and "chmod" in complained

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -253,6 +254,24 @@ def test_a_damaged_run_file_is_explained(offline: Saltern, tmp_path: Path, conte
     shown = offline("--data-dir", str(tmp_path), "tenant", "list")
     assert shown.code == 5
     assert "not what `saltern up` writes" in shown.err
+
+
+def test_i1_the_admins_key_does_not_go_to_the_port_of_a_stack_that_was_killed(offline: Saltern, tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (tmp_path / "admin.key").write_text(SECRET)
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        run = {
+            "control_endpoint": f"127.0.0.1:{impostor.getsockname()[1]}",
+            "admin_api_key_file": str(tmp_path / "admin.key"),
+            "pid": ended.pid,
+        }
+        (tmp_path / "run.json").write_text(json.dumps(run))
+        shown = offline("--data-dir", str(tmp_path), "--deadline-ms", "500", "tenant", "list")
+        assert (shown.code, "has ended without a word" in shown.err) == (7, True)
+        impostor.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            impostor.accept()
 
 
 def test_destructive_work_is_not_done_when_nobody_can_be_asked(
