@@ -25,10 +25,13 @@ class SessionLimits:
         stall_s: a frame or a reply that has begun, without a byte of progress.
         frame_s: a frame or a reply in all, plus one second for each ``payload_bytes_per_s`` of its payload.
         idle_s: between frames.
+        lapsed_s: a session whose token or partition is refused, until a REFRESH: it holds one of its tenant's places.
         linger_s: how long the node waits for a client to read an error reply before it closes.
         sweep_s: how often sessions are compared with their deadlines; a deadline may be missed by this much.
         turn_bytes: what one session may move before the others get their turn.
-        sessions_max, unopened_max, tenant_sessions_max: open sessions in all, before HELLO, and of one tenant.
+        sessions_max, tenant_sessions_max: open sessions in all, and of one tenant.
+        unopened_max: connections before HELLO; the oldest gives way to a new one, or whoever says nothing would keep
+            everybody out.
     """
 
     hello_s: float = 5.0
@@ -36,6 +39,7 @@ class SessionLimits:
     frame_s: float = 10.0
     payload_bytes_per_s: int = 4 * MIB
     idle_s: float = 600.0
+    lapsed_s: float = 60.0
     sweep_s: float = 0.5
     turn_bytes: int = 4 * MIB
     linger_s: float = 2.0

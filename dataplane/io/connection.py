@@ -145,6 +145,8 @@ class SessionTable:
         self._node = node
         self._limits = limits
         self._connections: set[Connection] = set()
+        #: Those before HELLO, the oldest first.
+        self._unopened: dict[Connection, None] = {}
         self._by_tenant: Counter[TenantId] = Counter()
         self._sweeper: asyncio.TimerHandle | None = None
         self._on_empty: asyncio.Event | None = None
@@ -175,8 +177,11 @@ class SessionTable:
 
     def adopt(self, sock: socket.socket, *, takes_descriptors: bool) -> None:
         """Serve an accepted socket, or answer TOO_MANY_SESSIONS and close it."""
-        unopened = len(self._connections) - self._by_tenant.total()
-        if len(self._connections) >= self._limits.sessions_max or unopened >= self._limits.unopened_max:
+        is_full = len(self._connections) >= self._limits.sessions_max
+        if self._unopened and (is_full or len(self._unopened) >= self._limits.unopened_max):
+            # Whoever means it says HELLO at once and is not the oldest for long.
+            next(iter(self._unopened)).close()
+        if len(self._connections) >= self._limits.sessions_max:
             _refuse(sock)
             return
         sock.setblocking(False)
@@ -186,17 +191,20 @@ class SessionTable:
             asyncio.get_running_loop(), sock, stream, Conversation(stream, session, self._limits), self._forget
         )
         self._connections.add(connection)
+        self._unopened[connection] = None
         connection.start()
 
     def _claim_place(self, connection: Connection, tenant: TenantId) -> bool:
         if self._by_tenant[tenant] >= self._limits.tenant_sessions_max:
             return False
         self._by_tenant[tenant] += 1
+        del self._unopened[connection]
         connection.tenant = tenant
         return True
 
     def _forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self._unopened.pop(connection, None)
         if connection.tenant is not None:
             self._by_tenant[connection.tenant] -= 1
             if not self._by_tenant[connection.tenant]:

@@ -47,6 +47,7 @@ class Conversation:
 
     __slots__ = (
         "_alone_until_s",
+        "_lapsed_s",
         "_limits",
         "_regions",
         "_session",
@@ -61,8 +62,10 @@ class Conversation:
         self._stream = stream
         self._session = session
         self._limits = limits
-        self._regions = RegionTable()
+        self._regions = RegionTable(session.region_space)
         self.deadline_s = monotonic() + limits.hello_s
+        #: Since when the gate refuses the session.
+        self._lapsed_s: float | None = None
         self.is_in_frame = False
         self.is_busy = False
         self.is_alone = False
@@ -74,6 +77,12 @@ class Conversation:
             return "DEADLINE"
         if self.is_in_frame and now_s > self._stream.progress_s + self._limits.stall_s:
             return "STALLED"
+        if not self._session.is_lapsed:
+            self._lapsed_s = None
+        elif self._lapsed_s is None:
+            self._lapsed_s = now_s
+        elif now_s > self._lapsed_s + self._limits.lapsed_s:
+            return "LAPSED"
         return ""
 
     def run(self) -> Script[None]:
@@ -206,10 +215,10 @@ class Conversation:
         return wire.encode_reply(opcode, header.request_id, wire.encode_body(reply))
 
     def _register(self, register: wire.Register) -> wire.Empty:
-        self._session.require(None)
+        tenant = self._session.require(None).tenant
         descriptors = self._stream.take_descriptors()
         try:
-            self._regions.register(register.region, register.region_bytes, descriptors)
+            self._regions.register(tenant, register.region, register.region_bytes, descriptors)
         finally:
             for descriptor in descriptors:
                 close_descriptor(descriptor)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -14,7 +15,7 @@ from saltern.errors import ResourceExhaustedError
 from saltern.wire import Opcode
 from tests.support.static_node import MIB, StaticNode, static_node, tenant_policy
 from tests.support.waiting import wait_until
-from tests.support.wire_client import block, connect_tcp, connect_unix, key
+from tests.support.wire_client import WireClient, block, connect_tcp, connect_unix, key
 
 LIMITS = SessionLimits(
     hello_s=0.3,
@@ -22,6 +23,7 @@ LIMITS = SessionLimits(
     frame_s=0.6,
     payload_bytes_per_s=64 * MIB,
     idle_s=1.2,
+    lapsed_s=0.3,
     sweep_s=0.05,
     sessions_max=12,
     unopened_max=4,
@@ -104,19 +106,36 @@ def test_a_client_that_never_reads_is_closed_and_its_pins_are_given_back(hasty: 
         wait_until(lambda: hasty.usage().tenants["acme"].held_bytes == 0)  # type: ignore[index]
 
 
-def test_too_many_connections_before_hello_are_refused(hasty: StaticNode) -> None:
-    waiting = [connect_tcp(hasty) for _ in range(LIMITS.unopened_max)]
-    try:
+@pytest.mark.parametrize("connect", [connect_tcp, connect_unix])
+def test_i2_connections_that_say_nothing_keep_nobody_out(
+    hasty: StaticNode, connect: Callable[[StaticNode], WireClient]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connect_tcp(hasty)) for _ in range(LIMITS.unopened_max)]
         wait_until(lambda: hasty.session_count() == LIMITS.unopened_max)
-        with connect_unix(hasty) as late:
-            assert late.error().reason == "TOO_MANY_SESSIONS"
-            assert late.is_closed()
-        waiting[0].hello(hasty.token("acme", "chat"))
-        with connect_tcp(hasty) as client:
-            client.hello(hasty.token("acme", "chat"))
-    finally:
-        for client in waiting:
-            client.sock.close()
+        late = stack.enter_context(connect(hasty))
+        late.hello(hasty.token("acme", "chat"))
+        assert silent[0].is_closed()
+        late.ping()
+
+
+@pytest.mark.parametrize("connect", [connect_tcp, connect_unix])
+def test_i2_what_is_deleted_gives_its_places_back(
+    hasty: StaticNode, connect: Callable[[StaticNode], WireClient]
+) -> None:
+    """Sessions that nothing is allowed any more end, however busy they are: else a later tenant finds no place."""
+    tenants = hasty.tenants
+    with connect(hasty) as client:
+        client.hello(hasty.token("acme", "chat"))
+        hasty.apply({str(name): policy for name, policy in tenants.items() if name != "acme"})
+        try:
+            with pytest.raises((EOFError, OSError)):
+                for _ in range(10_000):
+                    client.send(Opcode.PING, wire.Empty())
+                    assert client.error().reason == "NAMESPACE_NOT_AVAILABLE"
+                    time.sleep(0.01)  # a busy client, not a flood
+        finally:
+            hasty.apply({str(name): policy for name, policy in tenants.items()})
 
 
 def test_one_tenant_cannot_take_every_session(hasty: StaticNode) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from dataplane.io.regions import TENANT_REGIONS_MAX_BYTES
 from dataplane.io.shm import listen_unix
 from saltern import wire
-from saltern.errors import FailedPreconditionError, InvalidArgumentError, SalternError
+from saltern.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, SalternError
 from saltern.wire import Opcode
 from tests.support.static_node import MIB, StaticNode
 from tests.support.waiting import open_descriptors, wait_until
@@ -31,6 +33,32 @@ def local(node: StaticNode) -> Iterator[WireClient]:
     with connect_unix(node) as client:
         client.hello(node.token("acme", "chat"))
         yield client
+
+
+def test_i2_a_tenant_cannot_map_every_address_of_the_node(node: StaticNode) -> None:
+    """A sparse memfd of 64 GiB costs nothing: thousands of regions of it must not keep others from theirs."""
+    with contextlib.ExitStack() as stack:
+        sparse = os.memfd_create("sparse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        stack.callback(os.close, sparse)
+        os.ftruncate(sparse, wire.REGION_MAX_BYTES)
+        fcntl.fcntl(sparse, F_ADD_SEALS, 0x0002)
+        regions, first = 0, None
+        with pytest.raises(ResourceExhaustedError) as caught:
+            for _ in range(128):
+                client = stack.enter_context(connect_unix(node))
+                client.hello(node.token("acme", "chat"))
+                first = first or client
+                for number in range(wire.REGIONS_MAX):
+                    client.register([sparse], wire.REGION_MAX_BYTES, region=number)
+                    regions += 1
+        assert caught.value.reason == "REGION_SPACE_EXHAUSTED"
+        assert regions == TENANT_REGIONS_MAX_BYTES // wire.REGION_MAX_BYTES
+        assert first is not None
+        first.register([sparse], 4096, region=0)  # what a region gives back may be taken again
+        first.register([sparse], wire.REGION_MAX_BYTES, region=0)
+        with connect_unix(node) as other:
+            other.hello(node.token("blue", "chat"))
+            other.register([sparse], wire.REGION_MAX_BYTES)
 
 
 @pytest.fixture
