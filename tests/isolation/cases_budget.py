@@ -121,7 +121,8 @@ def duplicates_in_a_batch(adapter: StoreAdapter) -> Verdict:
     with adapter.store({"a": Quota(8 * MIB)}, capacity_bytes=64 * MIB) as store:
         client, key = store.client("a"), key_of(1)
         first = value_of("a", 1, 4096)
-        puts = client.put([(key, first), (key_of(2), first), (key, value_of("a", 2, 4096)), (key, first)])
+        later = value_of("a", 2, 4096)
+        puts = client.put([(key, first), (key_of(2), first), (key, first), (key, later)])
         got = client.get([key, key_of(2), key])
         used_bytes = store.used_bytes("a")
         deleted = client.delete([key, key])
