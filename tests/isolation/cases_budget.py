@@ -128,7 +128,8 @@ def duplicates_in_a_batch(adapter: StoreAdapter) -> Verdict:
         deleted = client.delete([key, key])
     holds = Put.REFUSED not in puts and got == [first] * 3  # a block is immutable: the first bytes stay
     return Verdict(
-        holds and used_bytes == 8192 and deleted == 1, f"{', '.join(puts)}; charged {used_bytes}, deleted {deleted}"
+        holds and used_bytes == 8192 and deleted == 1,
+        f"{', '.join(puts)}; {_kept(got[0], first, later)} is read; charged {used_bytes}, deleted {deleted}",
     )
 
 
@@ -145,7 +146,7 @@ def large_batches(adapter: StoreAdapter) -> Verdict:
             right = sum(value == key[-8:] for key, value in zip(keys, values, strict=True))
             room = 256 * MIB // 4096  # an entry takes 4 KiB: of more the coldest are evicted
             told.append(f"{count}: {puts[Put.STORED]} stored, {sum(found)} there, {right} read")
-            holds = holds and puts[Put.STORED] == count and right == sum(found) == min(count, room)
+            holds = holds and puts[Put.STORED] == count and right == sum(found) >= min(count, room)
         again = client.put([(key_of(7), b"again")]) == [Put.STORED] and client.get([key_of(7)]) == [b"again"]
     return Verdict(holds and again, "; ".join(told))
 
@@ -166,9 +167,11 @@ def books_and_memory_stay_flat(adapter: StoreAdapter) -> Verdict:
         churn(100, 10**6)
         grown_bytes, used_bytes = _resident_bytes() - before_bytes, store.used_bytes("a")
     holds = used_bytes == 0 and grown_bytes < FLAT_BYTES
-    return Verdict(
-        holds, f"{used_bytes} bytes charged; resident memory of client and server grew by {grown_bytes:,} bytes"
-    )
+    return Verdict(holds, f"{used_bytes} bytes charged; resident memory grew by {grown_bytes:,} bytes")
+
+
+def _kept(got: bytes | None, first: bytes, later: bytes) -> str:
+    return "the first" if got == first else "the last" if got == later else "nothing" if got is None else "A MIXTURE"
 
 
 def _flood(client: TenantClient, total_bytes: int) -> Counter[Put]:
