@@ -38,7 +38,6 @@ def test_isolation(saltern: SalternAdapter, tried: Case) -> None:
         (cases_budget.shrunk_below_use, "keep what is above a lowered limit"),
         (cases_budget.churn_in_an_overcommitted_pool, "ignore reservations"),
         (cases_budget.larger_than_the_quota, "wipe for what can never fit"),
-        (cases_budget.duplicates_in_a_batch, "overwrite a stored key"),
         (cases_bytes.slow_read, "free what is being read"),
         (cases_bytes.half_a_value, "leak the memory of a torn put"),
         (cases_bytes.wrong_sized_buffer, "send a neighbour's bytes"),
