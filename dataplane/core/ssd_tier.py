@@ -1,0 +1,633 @@
+"""The SSD tier of one node as a state machine: admissions and completions in, places and actions out; no I/O.
+
+::
+
+    append_start --> [record is written at append.block of append.segment] --> append_end
+    read_start   --> [record is read and verified]                         --> read_end
+    actions: what the shell must do in this order; each says how to answer it
+
+The shell performs everything that changes files strictly in the order in which it was handed out: a file is dropped
+only after every record admitted to it has been answered, and a footer is asked for only when all its records are on
+disk.
+
+Rules upheld here: I2 (an index is reached only through a Partition), I4 (charged before it is written, credited when
+the file is gone), I5 (whose segments go), I7 (an entry is found only after its record was written), I8 and I12 (keys
+are destroyed before files).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+from dataplane.core.partition import Partition
+from dataplane.core.segments import (
+    BLOCK_BYTES,
+    FIXED_BLOCKS,
+    TOMBSTONES_MAX,
+    Row,
+    SegmentNumber,
+    footer_blocks,
+    record_blocks,
+)
+from dataplane.core.ssd_books import (
+    NO_QUOTA,
+    Append,
+    Bury,
+    DestroyKey,
+    DropSegment,
+    Relocate,
+    Seal,
+    SegmentBooks,
+    SegmentState,
+    SsdAction,
+    SsdEntry,
+    SsdPartition,
+    SsdRead,
+    TenantSsd,
+)
+from dataplane.core.ssd_victims import choose_segments, oldest_first
+from dataplane.core.token_bucket import TokenBucket
+from dataplane.core.usage import SsdUsage
+from saltern.errors import InternalError
+from saltern.keys import BlockKey
+from saltern.names import TenantId
+from tenants.policy import NodePolicy
+from tenants.quota import Tier, check_reservations
+
+MIB: Final = 1024 * 1024
+SEGMENT_MAX_BYTES: Final = 64 * MIB
+SEGMENT_MIN_BYTES: Final = 256 * 1024
+#: A tenant's limit is cut into about this many segments: what one reclaim gives back.
+SEGMENTS_PER_LIMIT: Final = 16
+#: From here on a tenant's oldest segments are reclaimed, so that the next record finds room at once.
+_SOFT_PERCENT: Final = 90
+
+
+class SsdTier:
+    """Index, books and reclaim of one node's SSD tier.
+
+    Args:
+        capacity_bytes: what all tenants together may have on disk.
+        write_bytes_per_s: how fast one tenant may write (flash wear); 0 for no bound.
+
+    Attributes:
+        actions: to be taken from the left and done in order.
+        is_writable: set by the shell; while it is False nothing is admitted, and reads go on.
+        on_action: called after an action was added; it must not call back into the tier.
+    """
+
+    def __init__(self, capacity_bytes: int, *, write_bytes_per_s: int = 0) -> None:
+        self.capacity_bytes: Final = capacity_bytes & -BLOCK_BYTES
+        self.used_bytes = 0
+        self.leaving_bytes = 0
+        #: Bytes in the folder that no tenant can use: files of another version, or under another node's key.
+        self.unusable_bytes = 0
+        self.tenants: Final[dict[TenantId, TenantSsd]] = {}
+        self.actions: Final[deque[SsdAction]] = deque()
+        self.is_writable = True
+        self.on_action: Callable[[], None] | None = None
+        self._write_bytes_per_s = write_bytes_per_s
+        self._next_number = 1
+
+    # ---- policy
+
+    def check_policy(self, policy: NodePolicy) -> None:
+        """Raises FailedPreconditionError (RESERVATIONS_ABOVE_CAPACITY) if its SSD reservations do not fit (I5)."""
+        quotas = (rules.tiers.get(Tier.SSD, NO_QUOTA) for rules in policy.tenants.values())
+        check_reservations((quota.reserved_bytes for quota in quotas), self.capacity_bytes, Tier.SSD)
+
+    def apply_policy(self, policy: NodePolicy) -> None:
+        """Follow a policy that was checked: what it does not name is unreachable and its key destroyed first (I12)."""
+        for tenant, owner in list(self.tenants.items()):
+            if tenant not in policy.tenants:
+                owner.in_policy, owner.quota = False, NO_QUOTA
+                for partition in list(owner.partitions.values()):
+                    self._destroy(partition)
+                self._forget_if_empty(owner)
+        for tenant, rules in policy.tenants.items():
+            owner = self._owner(tenant)
+            owner.in_policy = True
+            owner.quota = rules.tiers.get(Tier.SSD, NO_QUOTA)
+            live = {(space.uid, epoch) for space in rules.namespaces.values() for epoch in space.epochs}
+            for identity, partition in list(owner.partitions.items()):
+                if identity not in live:
+                    self._destroy(partition)
+            self._shrink(owner, owner.quota.limit_bytes)
+
+    # ---- writing
+
+    def append_start(
+        self,
+        partition: Partition,
+        key: BlockKey,
+        size_bytes: int,
+        now_ns: int,
+    ) -> Append | None:
+        """Admit an entry that DRAM gives up; None if it is there already or cannot be taken, which is counted."""
+        owner = self.tenants.get(partition.tenant)
+        if owner is None or not owner.quota.limit_bytes:
+            return None
+        books = owner.partitions.get((partition.namespace_uid, partition.epoch))
+        if books is not None and (key in books.entries or key in books.writing):
+            return None
+        record_bytes = record_blocks(size_bytes) * BLOCK_BYTES
+        if (
+            not self.is_writable
+            or record_bytes + FIXED_BLOCKS * BLOCK_BYTES > min(owner.quota.limit_bytes, self.capacity_bytes)
+            or not owner.bucket.take(record_bytes, now_ns)
+        ):
+            owner.counters.demotions_dropped += 1
+            return None
+        if books is None:
+            books = SsdPartition(owner, self._number(), partition.namespace_uid, partition.epoch)
+            owner.partitions[books.namespace_uid, books.epoch] = books
+        append = self._admit(books, key, size_bytes)
+        if append is None:
+            owner.counters.demotions_dropped += 1
+        return append
+
+    def append_end(self, append: Append, *, written: bool) -> None:
+        """Say whether a record is on disk; only then can its entry be found (I7)."""
+        if not append.is_open:
+            raise InternalError("an append was ended twice", reason="APPEND_REUSED")
+        append.is_open = False
+        segment = append.segment
+        partition = segment.partition
+        counters = partition.owner.counters
+        segment.writers -= 1
+        if partition.writing.get(append.key) is append:
+            del partition.writing[append.key]
+        replaced = append.replaces
+        if not written:
+            # Its blocks may hold half a record: they are not written again (nonces), and the segment is over.
+            self._close(segment)
+            counters.demotions_dropped += replaced is None
+        elif append.is_cancelled or (replaced is not None and not replaced.is_alive):
+            self._bury(partition, [(append.key, segment)])
+        elif segment.is_leaving:
+            counters.demotions_dropped += replaced is None
+        else:
+            entry = SsdEntry(append.key, segment, append.block, append.size_bytes)
+            if replaced is not None:
+                self._lose(replaced)
+                counters.relocations += 1
+            else:
+                counters.demotions += 1
+                counters.demoted_bytes += append.size_bytes
+            partition.entries[append.key] = entry
+            segment.entries.append(entry)
+            segment.live_bytes += entry.record_bytes
+        self._settle(segment)
+
+    # ---- reading
+
+    def index(self, partition: Partition) -> SsdPartition | None:
+        """What a partition has on SSD; the caller has checked that the policy opens it (I2)."""
+        owner = self.tenants.get(partition.tenant)
+        return None if owner is None else owner.partitions.get((partition.namespace_uid, partition.epoch))
+
+    def find(self, partition: Partition, key: BlockKey) -> SsdEntry | None:
+        books = self.index(partition)
+        return None if books is None else books.entries.get(key)
+
+    def read_start(self, entry: SsdEntry, *, relocates: bool = False) -> SsdRead:
+        """Hold an entry's file until :meth:`read_end`."""
+        entry.segment.readers += 1
+        entry.is_hot = True
+        return SsdRead(entry, relocates)
+
+    def read_end(self, read: SsdRead, *, intact: bool) -> bool:
+        """Give a read back; return whether its entry may be served: it is whole, and still there (I7, I12)."""
+        if not read.is_open:
+            raise InternalError("a read was ended twice", reason="READ_REUSED")
+        read.is_open = False
+        entry = read.entry
+        is_alive = entry.is_alive
+        entry.segment.readers -= 1
+        counters = entry.segment.partition.owner.counters
+        if not intact:
+            counters.read_failures += 1
+            if is_alive:
+                self._lose(entry)
+        elif is_alive and not read.relocates:
+            counters.reads += 1
+            counters.read_bytes += entry.size_bytes
+        self._settle(entry.segment)
+        return intact and is_alive
+
+    # ---- removal
+
+    def delete(self, partition: Partition, keys: Iterable[BlockKey]) -> set[BlockKey]:
+        """Remove entries, those on their way too; return which were there. Tombstones keep them from coming back."""
+        books = self.index(partition)
+        if books is None:
+            return set()
+        found: set[BlockKey] = set()
+        graves = []
+        for key in keys:
+            entry, append = books.entries.get(key), books.writing.get(key)
+            if entry is not None:
+                graves.append((key, entry.segment))
+                self._lose(entry)
+                self._settle(entry.segment)
+                found.add(key)
+            if append is not None and not append.is_cancelled:
+                append.is_cancelled = True  # and stays in the way of another record of the key until it has ended
+                found.add(key)
+        self._bury(books, graves)
+        return found
+
+    def outdate(self, partition: Partition, key: BlockKey) -> bool:
+        """A client puts ``key``: True if it is here already; a record on its way is given up for the client's bytes."""
+        books = self.index(partition)
+        if books is None:
+            return False
+        if key in books.entries:
+            return True
+        append = books.writing.get(key)
+        if append is not None:
+            append.is_cancelled = True
+        return False
+
+    # ---- answers to actions
+
+    def bury_end(self, bury: Bury, *, written: bool) -> None:
+        bury.segment.writers -= 1
+        if not written:
+            self._close(bury.segment)
+            # I12: rather lose whole segments than let a deleted entry come back.
+            for target in bury.targets:
+                self._doom(target)
+        self._settle(bury.segment)
+
+    def seal_end(self, seal: Seal, *, written: bool) -> None:
+        segment = seal.segment
+        segment.writers -= 1
+        if written:
+            # The footer lists what was alive; what was set aside for it and not needed is credited.
+            before_bytes = segment.charged_bytes
+            segment.row_count = len(seal.rows)
+            self._charge(segment.partition.owner, segment.charged_bytes - before_bytes)
+            if segment.is_leaving:
+                segment.partition.owner.leaving_bytes += segment.charged_bytes - before_bytes
+                self.leaving_bytes += segment.charged_bytes - before_bytes
+        if segment.state is SegmentState.SEALING:
+            segment.state = SegmentState.SEALED if written else SegmentState.CLOSED
+        self._settle(segment)
+
+    def relocate_end(self, relocate: Relocate) -> None:
+        segment = relocate.entry.segment
+        segment.relocating -= 1
+        if segment.state is SegmentState.RECLAIMING and not segment.relocating:
+            self._doom(segment)
+
+    def relocate_append(self, relocate: Relocate, now_ns: int) -> Append | None:
+        """Admit the new copy of an entry that has been read; None if there is no room or it is gone."""
+        entry = relocate.entry
+        partition = entry.segment.partition
+        if not entry.is_alive or not self.is_writable or not partition.owner.bucket.take(entry.record_bytes, now_ns):
+            return None
+        entry.is_hot = False
+        return self._admit(partition, entry.key, entry.size_bytes, replaces=entry)
+
+    def drop_end(self, drop: DropSegment, *, removed: bool) -> None:
+        """The file is gone and no longer charged; or it could not be removed, and stays charged (I8)."""
+        segment = drop.segment
+        owner = segment.partition.owner
+        if not removed:
+            segment.state = SegmentState.DOOMED  # tried again when something else of the tenant is dropped
+            return
+        del owner.segments[segment.number]
+        charged_bytes = segment.charged_bytes
+        self._charge(owner, -charged_bytes)
+        owner.leaving_bytes -= charged_bytes
+        self.leaving_bytes -= charged_bytes
+        for waiting in list(owner.segments.values()):
+            if waiting.tombstones or waiting.state is SegmentState.DOOMED:
+                self._settle(waiting)
+        self._forget_if_empty(owner)
+
+    def seal_all(self) -> None:
+        """Ask for the footer of every open segment: before a clean stop, so that the next start is quick."""
+        for owner in self.tenants.values():
+            for partition in owner.partitions.values():
+                if partition.open_segment is not None:
+                    self._retire(partition)
+
+    # ---- recovery
+
+    def adopt_partition(self, tenant: TenantId, number: SegmentNumber, namespace_uid: str, epoch: int) -> SsdPartition:
+        """Take over a partition found on disk. A tenant that no policy has named yet keeps what it has."""
+        owner = self._owner(tenant)
+        partition = SsdPartition(owner, number, namespace_uid, epoch)
+        self._next_number = max(self._next_number, number + 1)
+        owner.partitions[namespace_uid, epoch] = partition
+        return partition
+
+    def adopt_segment(
+        self,
+        partition: SsdPartition,
+        number: SegmentNumber,
+        end_block: int,
+        rows: Iterable[Row],
+        tombstones: Iterable[BlockKey],
+        *,
+        is_sealed: bool,
+    ) -> SegmentBooks:
+        """Take over a segment; call it in ascending order of numbers, then :meth:`adopt_end`. Later records win.
+
+        Args:
+            end_block: where its records end.
+            rows, tombstones: see :class:`dataplane.core.segments.Footer`.
+        """
+        self._next_number = max(self._next_number, number + 1)
+        state = SegmentState.SEALED if is_sealed else SegmentState.CLOSED
+        segment = SegmentBooks(number, partition, state, end_block, tombstones=list(tombstones))
+        index, entries = partition.entries, segment.entries
+        for key in segment.tombstones:
+            if key in index:
+                self._lose(index[key])
+        for key, block, size_bytes in rows:
+            older = index.get(key)
+            if older is not None:
+                older.segment.live_bytes -= older.record_bytes
+            index[key] = entry = SsdEntry(key, segment, block, size_bytes)
+            entries.append(entry)
+            segment.live_bytes += entry.record_bytes
+        segment.row_count = len(entries)
+        partition.owner.segments[number] = segment
+        self._charge(partition.owner, segment.charged_bytes)
+        return segment
+
+    def adopt_end(self) -> None:
+        """Let go of segments in which nothing is left, and have the others sealed."""
+        for owner in list(self.tenants.values()):
+            for segment in list(owner.segments.values()):
+                if segment.state is SegmentState.CLOSED and segment.live_bytes:
+                    self._ask_for_footer(segment)
+                self._settle(segment)
+
+    # ---- what is there
+
+    def usage(self, tenant: TenantId) -> SsdUsage | None:
+        """Books and counters of one tenant; None if the tier does not know it."""
+        owner = self.tenants.get(tenant)
+        if owner is None:
+            return None
+        return SsdUsage(
+            reserved_bytes=owner.quota.reserved_bytes,
+            limit_bytes=owner.quota.limit_bytes,
+            used_bytes=owner.used_bytes,
+            leaving_bytes=owner.leaving_bytes,
+            live_bytes=sum(segment.live_bytes for segment in owner.segments.values()),
+            entries=sum(len(partition.entries) for partition in owner.partitions.values()),
+            segments=len(owner.segments),
+            counters=replace(owner.counters),
+        )
+
+    def check_invariants(self) -> None:
+        """Recompute every book from the segments and assert that all agree (I2, I4, I7, I8)."""
+        for tenant, owner in self.tenants.items():
+            segments = owner.segments.values()
+            assert owner.tenant == tenant
+            assert owner.used_bytes == sum(segment.charged_bytes for segment in segments), "I8: used"
+            leaving = [segment for segment in segments if segment.is_leaving]
+            assert owner.leaving_bytes == sum(segment.charged_bytes for segment in leaving), "I8: leaving"
+            # After a limit was lowered, only what is being removed may still be above it (I4).
+            assert owner.used_bytes - owner.leaving_bytes <= owner.quota.limit_bytes or not owner.in_policy, "I4"
+            alive: dict[SegmentNumber, int] = {}
+            for (uid, epoch), partition in owner.partitions.items():
+                assert (partition.namespace_uid, partition.epoch, partition.owner) == (uid, epoch, owner), "I2"
+                for key, entry in partition.entries.items():
+                    segment = entry.segment
+                    assert entry.key == key and segment.partition is partition, "I2: an entry in foreign hands"
+                    assert owner.segments.get(segment.number) is segment, "I7: an entry without a file"
+                    assert entry.block + record_blocks(entry.size_bytes) <= segment.next_block
+                    alive[segment.number] = alive.get(segment.number, 0) + entry.record_bytes
+            for number, segment in owner.segments.items():
+                assert segment.live_bytes == alive.get(number, 0), "I8: live"
+                assert segment.readers >= 0 and segment.writers >= 0 and segment.relocating >= 0
+        assert self.used_bytes == sum(owner.used_bytes for owner in self.tenants.values())
+        assert self.leaving_bytes == sum(owner.leaving_bytes for owner in self.tenants.values())
+        assert self.used_bytes <= self.capacity_bytes, "I4: capacity"
+
+    # ---- inside
+
+    def _ask(self, action: SsdAction) -> None:
+        self.actions.append(action)
+        if self.on_action is not None:
+            self.on_action()
+
+    def _owner(self, tenant: TenantId) -> TenantSsd:
+        owner = self.tenants.get(tenant)
+        if owner is None:
+            rate = self._write_bytes_per_s
+            owner = self.tenants[tenant] = TenantSsd(tenant, TokenBucket(rate, max(rate, SEGMENT_MAX_BYTES)))
+        return owner
+
+    def _number(self) -> SegmentNumber:
+        number = self._next_number
+        self._next_number += 1
+        return SegmentNumber(number)
+
+    def _charge(self, owner: TenantSsd, change_bytes: int) -> None:
+        owner.used_bytes += change_bytes
+        self.used_bytes += change_bytes
+
+    def _admit(
+        self, partition: SsdPartition, key: BlockKey, size_bytes: int, *, replaces: SsdEntry | None = None
+    ) -> Append | None:
+        blocks = record_blocks(size_bytes)
+        segment = self._segment_with_room(partition, blocks, rows=1, tombstones=0)
+        if segment is None:
+            return None
+        append = Append(segment, segment.next_block, key, size_bytes, replaces)
+        before_bytes = segment.charged_bytes
+        segment.next_block += blocks
+        segment.row_count += 1
+        segment.writers += 1
+        self._charge(partition.owner, segment.charged_bytes - before_bytes)
+        partition.writing[key] = append
+        return append
+
+    def _segment_with_room(
+        self, partition: SsdPartition, blocks: int, *, rows: int, tombstones: int
+    ) -> SegmentBooks | None:
+        """The open segment, or a new one, that ``blocks`` are certain to fit within limit and capacity (I4)."""
+        owner = partition.owner
+        segment_bytes = min(max(owner.quota.limit_bytes // SEGMENTS_PER_LIMIT, SEGMENT_MIN_BYTES), SEGMENT_MAX_BYTES)
+        for _ in range(2):
+            segment = partition.open_segment
+            if segment is not None and segment.next_block > 1:
+                segment = None if (segment.next_block + blocks) * BLOCK_BYTES > segment_bytes else segment
+            if segment is None:
+                need_bytes = (1 + blocks + footer_blocks(rows, tombstones)) * BLOCK_BYTES
+            else:
+                footer = footer_blocks(segment.row_count + rows, len(segment.tombstones) + tombstones)
+                need_bytes = (segment.next_block + blocks + footer) * BLOCK_BYTES - segment.charged_bytes
+            if not self._make_room(owner, need_bytes):
+                return None
+            if segment is None:
+                return self._open_segment(partition)
+            if segment is partition.open_segment:
+                return segment
+        return None  # making room cost the open segment itself, twice
+
+    def _open_segment(self, partition: SsdPartition) -> SegmentBooks:
+        if partition.open_segment is not None:
+            self._retire(partition)
+        segment = SegmentBooks(self._number(), partition)
+        partition.open_segment = partition.owner.segments[segment.number] = segment
+        self._charge(partition.owner, segment.charged_bytes)
+        return segment
+
+    def _make_room(self, owner: TenantSsd, need_bytes: int) -> bool:
+        """Whether ``need_bytes`` fit limit and capacity now; begins to reclaim what the next ones will need."""
+        limit_bytes = owner.quota.limit_bytes
+        self._reclaim(owner, limit_bytes * _SOFT_PERCENT // 100 - need_bytes)
+        usable_bytes = self.capacity_bytes - self.unusable_bytes
+        excess_bytes = self.used_bytes - self.leaving_bytes + need_bytes - usable_bytes * _SOFT_PERCENT // 100
+        if excess_bytes > 0:
+            is_full = self.used_bytes - self.leaving_bytes + need_bytes > usable_bytes
+            for segment in choose_segments(owner, self.tenants.values(), need_bytes, excess_bytes, is_full=is_full):
+                self._doom(segment)
+        return owner.used_bytes + need_bytes <= limit_bytes and self.used_bytes + need_bytes <= usable_bytes
+
+    def _reclaim(self, owner: TenantSsd, target_bytes: int) -> None:
+        """Let the oldest segments go, one after the other, until what stays is at most ``target_bytes``."""
+        while owner.used_bytes - owner.leaving_bytes > target_bytes:
+            segment = next(oldest_first(owner), None)
+            if segment is None:
+                return
+            headroom_bytes = (owner.quota.limit_bytes - owner.used_bytes) // 2
+            hot = []
+            for entry in segment.live_entries() if segment.state is SegmentState.SEALED else ():
+                if entry.is_hot and entry.record_bytes <= headroom_bytes:
+                    headroom_bytes -= entry.record_bytes
+                    hot.append(entry)
+            if not hot:
+                self._doom(segment)
+                continue
+            self._leave(segment, SegmentState.RECLAIMING)
+            segment.relocating = len(hot)
+            for entry in hot:
+                self._ask(Relocate(entry))
+
+    def _shrink(self, owner: TenantSsd, limit_bytes: int) -> None:
+        """A lower limit: oldest segments go at once, whatever is hot in them (I4)."""
+        while owner.used_bytes - owner.leaving_bytes > limit_bytes:
+            segment = next(oldest_first(owner), None)
+            if segment is None:
+                return
+            self._doom(segment)
+
+    def _leave(self, segment: SegmentBooks, state: SegmentState) -> None:
+        if segment.partition.open_segment is segment:
+            segment.partition.open_segment = None
+        if not segment.is_leaving:
+            segment.partition.owner.leaving_bytes += segment.charged_bytes
+            self.leaving_bytes += segment.charged_bytes
+        segment.state = state
+
+    def _doom(self, segment: SegmentBooks) -> None:
+        """Nothing in it can be found any more; its file goes as soon as nobody uses it."""
+        if segment.state in (SegmentState.DOOMED, SegmentState.DROPPING):
+            return
+        self._leave(segment, SegmentState.DOOMED)
+        for entry in segment.live_entries():
+            segment.partition.owner.counters.evictions += 1
+            self._lose(entry)
+        self._settle(segment)
+
+    def _lose(self, entry: SsdEntry) -> None:
+        del entry.segment.partition.entries[entry.key]
+        entry.segment.live_bytes -= entry.record_bytes
+
+    def _settle(self, segment: SegmentBooks) -> None:
+        """Do what a segment may be waiting for."""
+        if not segment.is_idle:
+            return
+        if segment.state is SegmentState.SEALING:
+            self._ask_for_footer(segment)
+        elif segment.live_bytes or self._is_needed(segment):
+            return
+        elif segment.state in (SegmentState.SEALED, SegmentState.CLOSED):
+            self._doom(segment)
+        elif segment.state is SegmentState.DOOMED:
+            segment.state = SegmentState.DROPPING
+            self._ask(DropSegment(segment))
+
+    @staticmethod
+    def _is_needed(segment: SegmentBooks) -> bool:
+        """A tombstone outlives what it declares deleted, or a crash between the two would bring that back."""
+        if not segment.tombstones:
+            return False
+        partition = segment.partition
+        return any(
+            other.number < segment.number and other.partition is partition
+            for other in partition.owner.segments.values()
+        )
+
+    def _retire(self, partition: SsdPartition) -> None:
+        """No more records for the open segment; its footer follows when the last one is on disk."""
+        segment, partition.open_segment = partition.open_segment, None
+        assert segment is not None
+        segment.state = SegmentState.SEALING
+        self._settle(segment)
+
+    def _close(self, segment: SegmentBooks) -> None:
+        if segment.partition.open_segment is segment:
+            segment.partition.open_segment = None
+        if segment.state in (SegmentState.OPEN, SegmentState.SEALING):
+            segment.state = SegmentState.CLOSED
+
+    def _ask_for_footer(self, segment: SegmentBooks) -> None:
+        live = segment.live_entries()
+        if not live and not segment.tombstones:
+            self._doom(segment)
+            return
+        segment.state = SegmentState.SEALING
+        segment.writers += 1
+        rows = [(entry.key, entry.block, entry.size_bytes) for entry in live]
+        self._ask(Seal(segment, segment.next_block, rows, tuple(segment.tombstones)))
+
+    def _bury(self, partition: SsdPartition, graves: list[tuple[BlockKey, SegmentBooks]]) -> None:
+        """Write tombstones for keys whose records, in the segments given, are still on disk."""
+        owner = partition.owner
+        if partition is not owner.partitions.get((partition.namespace_uid, partition.epoch)):
+            return  # its key is destroyed: nothing of it can come back
+        graves = [(key, target) for key, target in graves if target.state is not SegmentState.DROPPING]
+        for start in range(0, len(graves), TOMBSTONES_MAX):
+            batch = graves[start : start + TOMBSTONES_MAX]
+            keys, targets = tuple(key for key, _ in batch), frozenset(target for _, target in batch)
+            segment = self._segment_with_room(partition, 1, rows=0, tombstones=len(batch)) if self.is_writable else None
+            if segment is None:
+                for target in targets:
+                    self._doom(target)
+                continue
+            before_bytes = segment.charged_bytes
+            block = segment.next_block
+            segment.next_block += 1
+            segment.tombstones += keys
+            segment.writers += 1
+            self._charge(owner, segment.charged_bytes - before_bytes)
+            self._ask(Bury(segment, block, keys, targets))
+
+    def _destroy(self, partition: SsdPartition) -> None:
+        """I12: unreachable now; the key goes before the first byte does."""
+        owner = partition.owner
+        del owner.partitions[partition.namespace_uid, partition.epoch]
+        self._ask(DestroyKey(partition))
+        for append in partition.writing.values():
+            append.is_cancelled = True
+        partition.writing.clear()
+        for segment in [other for other in owner.segments.values() if other.partition is partition]:
+            segment.tombstones.clear()
+            self._doom(segment)
+
+    def _forget_if_empty(self, owner: TenantSsd) -> None:
+        if not owner.in_policy and not owner.segments and not owner.partitions:
+            self.tenants.pop(owner.tenant, None)
