@@ -60,6 +60,10 @@ class SegmentPath:
     number: SegmentNumber
 
 
+class SegmentClosedError(OSError):
+    """An earlier write to the segment failed; that one told why."""
+
+
 @dataclass(slots=True, eq=False)
 class Record:
     """A record to write.
@@ -228,7 +232,7 @@ class Disk:
         if descriptor is not None:
             return descriptor
         if not is_new:
-            raise OSError("the segment takes no more records")  # an earlier write to it failed
+            raise SegmentClosedError("the segment takes no more records")
         folder = segment.folder
         data_key = self.data_keys.get(folder)
         if data_key is None:
