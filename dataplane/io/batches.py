@@ -118,7 +118,7 @@ class GetBatch:
         payload_bytes: their sum, and until :meth:`finish` also what is expected from SSD.
     """
 
-    __slots__ = ("_blocks", "_codes", "_max_sizes", "_partition", "_pins", "_sizes", "_sums", "fetch", "hits",
+    __slots__ = ("_blocks", "_codes", "_keys", "_max_sizes", "_partition", "_pins", "_sizes", "_sums", "fetch", "hits",
                  "payload_bytes")  # fmt: skip
 
     def __init__(
@@ -127,6 +127,7 @@ class GetBatch:
         count = len(keys)
         self._blocks = blocks
         self._partition = partition
+        self._keys = keys
         self._max_sizes = max_sizes
         self._codes = bytearray(count)
         self._sizes = [0] * count
@@ -161,7 +162,7 @@ class GetBatch:
         max_sizes = self._max_sizes
         for index, pin in enumerate(self._pins):
             if pin is None:
-                self._codes[index] = _MISS
+                self._codes[index] = _NO_ROOM if self._is_too_large(index) else _MISS
             elif max_sizes is not None and pin.size_bytes > max_sizes[index]:
                 self._codes[index] = _NO_ROOM
             else:
@@ -170,6 +171,14 @@ class GetBatch:
                 self._sums[index] = pin.checksum
                 self.hits.append((index, pin))
                 self.payload_bytes += pin.size_bytes
+
+    def _is_too_large(self, index: int) -> bool:
+        """Whether an entry that is on SSD was not asked for because the client has no room for it."""
+        ssd = self._blocks.ssd
+        if ssd is None or self._max_sizes is None:
+            return False
+        below = ssd.tier.find(self._partition, self._keys[index])
+        return below is not None and below.size_bytes > self._max_sizes[index]
 
     def _count_misses(self) -> None:
         self._blocks.core.count_misses(self._partition, self._pins.count(None))

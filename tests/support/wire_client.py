@@ -105,9 +105,7 @@ class WireClient:
         self.send(Opcode.GET, wire.Get(b"".join(keys), [max_size] * len(keys)))
         reply, payload = self.answer(wire.GetReply)
         found, at = {}, 0
-        for name, code, size, total in zip(
-            keys, reply.codes, reply.sizes, wire.split_sums(reply.sums), strict=True
-        ):
+        for name, code, size, total in zip(keys, reply.codes, reply.sizes, wire.split_sums(reply.sums), strict=True):
             if code == 0:
                 found[name] = payload[at : at + size]
                 assert wire.checksum(found[name]) == total
