@@ -72,6 +72,7 @@ class SsdTier:
     Args:
         capacity_bytes: what all tenants together may have on disk.
         write_bytes_per_s: how fast one tenant may write (flash wear); 0 for no bound.
+        segment_min_bytes: no segment is planned smaller, however low the tenant's limit.
 
     Attributes:
         actions: to be taken from the left and done in order.
@@ -79,7 +80,9 @@ class SsdTier:
         on_action: called after an action was added; it must not call back into the tier.
     """
 
-    def __init__(self, capacity_bytes: int, *, write_bytes_per_s: int = 0) -> None:
+    def __init__(
+        self, capacity_bytes: int, *, write_bytes_per_s: int = 0, segment_min_bytes: int = SEGMENT_MIN_BYTES
+    ) -> None:
         self.capacity_bytes: Final = capacity_bytes & -BLOCK_BYTES
         self.used_bytes = 0
         self.leaving_bytes = 0
@@ -90,6 +93,7 @@ class SsdTier:
         self.is_writable = True
         self.on_action: Callable[[], None] | None = None
         self._write_bytes_per_s = write_bytes_per_s
+        self._segment_min_bytes = segment_min_bytes
         self._next_number = 1
 
     # ---- policy
@@ -458,7 +462,8 @@ class SsdTier:
     ) -> SegmentBooks | None:
         """The open segment, or a new one, that ``blocks`` are certain to fit within limit and capacity (I4)."""
         owner = partition.owner
-        segment_bytes = min(max(owner.quota.limit_bytes // SEGMENTS_PER_LIMIT, SEGMENT_MIN_BYTES), SEGMENT_MAX_BYTES)
+        planned_bytes = max(owner.quota.limit_bytes // SEGMENTS_PER_LIMIT, self._segment_min_bytes)
+        segment_bytes = min(planned_bytes, SEGMENT_MAX_BYTES)
         for _ in range(2):
             segment = partition.open_segment
             if segment is not None and segment.next_block > 1:

@@ -1,0 +1,272 @@
+"""The SSD store against a plain model, with a device that fails and a process that dies at any step (I4, I7, I8, I12)."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from dataplane.core.partition import Partition
+from dataplane.io.ssd import SsdState
+from saltern.keys import BlockKey
+from tenants.quota import TierQuota
+from tests.support.cache_node import key_of
+from tests.support.ssd_node import KIB, Crash, FaultyFiles, SsdNode, policy_of
+
+TENANTS = ("a", "b")
+KEYS = [key_of(number) for number in range(24)]
+SIZES = [1, 4096, 5000, 12 * KIB, 40 * KIB]
+DRAM_BYTES = 96 * KIB
+SSD_BYTES = 2048 * KIB
+LIMITS = [0, 40 * KIB, 300 * KIB, 700 * KIB, 1400 * KIB]
+
+Name = tuple[Partition, BlockKey]
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """``latest`` is what was put last; ``known`` all that may come back after a crash; ``gone`` what never may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="saltern-ssd-"))
+        self.version = 0
+        self.epoch = 1
+        self.count = 0
+        self.limits = dict.fromkeys(TENANTS, 700 * KIB)
+        self.above: dict[str, int] = {}
+        self.latest: dict[Name, bytes | None] = {}
+        self.known: dict[Name, set[bytes]] = {}
+        self.deleted: dict[Name, set[bytes]] = {}
+        self.damaged = False
+        self.start()
+
+    # ---- lives
+
+    def start(self) -> None:
+        self.node = SsdNode(self.folder, dram_bytes=DRAM_BYTES, ssd_bytes=SSD_BYTES)
+        self.node.recover()
+        assert isinstance(self.node.files, FaultyFiles)
+        self.files = self.node.files
+        for tenant in TENANTS:
+            assert self.node.file_bytes(tenant) == self.node.used_bytes(tenant) or self.node.workers.calls, "I8"
+        self.push()
+
+    def push(self) -> None:
+        self.version += 1
+        quotas = {
+            tenant: (TierQuota(0, DRAM_BYTES), TierQuota(min(limit, 200 * KIB), limit))
+            for tenant, limit in self.limits.items()
+        }
+        self.apply(lambda: self.node.apply(policy_of(self.version, quotas, epochs=(self.epoch,))))
+        self.partitions = {tenant: self.node.partition(tenant, self.epoch) for tenant in self.limits}
+        live = set(self.partitions.values())
+        for name in [name for name in self.known if name[0] not in live]:
+            self.deleted.setdefault(name, set()).update(self.known.pop(name))
+            self.latest.pop(name, None)
+
+    def apply(self, command: object) -> None:
+        """Run a command; the process may die in it."""
+        try:
+            command()  # type: ignore[operator]
+        except Crash:
+            self.restart(power=False)
+
+    def restart(self, *, power: bool, keep: int = 0) -> None:
+        self.files.crash_in = None
+        self.node.release()
+        if power:
+            self.files.lose_power(lambda length: keep * length // 8)
+        self.latest = {}
+        self.above.clear()
+        self.start()
+
+    # ---- commands
+
+    @rule(
+        tenant=st.sampled_from(TENANTS), first=st.integers(0, 23), count=st.integers(1, 10), size=st.sampled_from(SIZES)
+    )
+    def put(self, tenant: str, first: int, count: int, size: int) -> None:
+        if tenant not in self.limits:
+            return
+        partition = self.partitions[tenant]
+        for number in range(first, first + count):
+            name = (partition, KEYS[number % len(KEYS)])
+            self.count += 1
+            value = (self.count.to_bytes(4, "big") + tenant.encode()) * (size // 5 + 1)
+            value = value[: max(size, 5)]
+            if not self.node.put(*name, value):
+                self.latest[name] = value
+                self.known.setdefault(name, set()).add(value)
+
+    @rule(tenant=st.sampled_from(TENANTS), first=st.integers(0, 23), count=st.integers(1, 8))
+    def get(self, tenant: str, first: int, count: int) -> None:
+        if tenant not in self.limits:
+            return
+        keys = [KEYS[number % len(KEYS)] for number in range(first, first + count)]
+
+        def read() -> None:
+            for key, value in zip(keys, self.node.get(self.partitions[tenant], *keys), strict=True):
+                self.judge((self.partitions[tenant], key), value)
+
+        self.apply(read)
+
+    def judge(self, name: Name, value: bytes | None) -> None:
+        """I7: the bytes that were put last, or a miss; after a crash any that were put and not deleted."""
+        if value is None:
+            return
+        if name in self.latest:
+            assert value == self.latest[name], "stale or foreign bytes"
+        else:
+            assert value in self.known.get(name, set()), "bytes that were deleted, or never put here"
+            self.latest[name] = value
+
+    @rule(tenant=st.sampled_from(TENANTS), first=st.integers(0, 23), count=st.integers(1, 8), settled=st.booleans())
+    def delete(self, tenant: str, first: int, count: int, settled: bool) -> None:
+        if tenant not in self.limits:
+            return
+        keys = [KEYS[number % len(KEYS)] for number in range(first, first + count)]
+        partition = self.partitions[tenant]
+        self.node.core.delete(partition, keys)
+        assert not any(self.node.found(partition, keys))
+        for key in keys:
+            self.latest[partition, key] = None
+
+        def settle() -> None:
+            self.node.workers.drain()
+            self.node.disk.flush()
+            if self.node.store.status.state is SsdState.READ_ONLY:
+                return  # the device took neither tombstone nor removal
+            for key in keys:
+                self.known.pop((partition, key), None)
+
+        if settled:
+            self.apply(settle)
+
+    @rule(jobs=st.integers(1, 5))
+    def work(self, jobs: int) -> None:
+        self.apply(lambda: [self.node.workers.step() for _ in range(jobs)])
+
+    @rule()
+    def settle(self) -> None:
+        self.apply(self.node.workers.drain)
+        if not self.node.workers.jobs:
+            self.node.check_files()
+
+    # ---- policy
+
+    @rule(tenant=st.sampled_from(TENANTS), limit=st.sampled_from(LIMITS))
+    def change_limit(self, tenant: str, limit: int) -> None:
+        if tenant in self.limits:
+            self.above[tenant] = self.node.used_bytes(tenant)
+            self.limits[tenant] = limit
+            self.push()
+
+    @rule(tenant=st.sampled_from(TENANTS))
+    def remove_or_add_tenant(self, tenant: str) -> None:
+        if self.limits.pop(tenant, None) is None:
+            self.limits[tenant] = 700 * KIB
+        self.push()
+
+    @rule()
+    def rotate(self) -> None:
+        self.epoch += 1
+        self.push()
+
+    # ---- faults
+
+    @rule(fault=st.sampled_from([errno.EIO, errno.ENOSPC, "short"]), after=st.integers(0, 4))
+    def fail_a_write(self, fault: int | str, after: int) -> None:
+        self.files.write_faults.extend([None] * after + [fault])
+
+    @rule(fault=st.sampled_from([errno.EIO, "flip"]), after=st.integers(0, 3))
+    def fail_a_read(self, fault: int | str, after: int) -> None:
+        self.files.read_faults.extend([None] * after + [fault])
+
+    @rule()
+    def time_passes(self) -> None:
+        self.node.now_ns += 60_000_000_000
+        timers, self.node.workers.timers = self.node.workers.timers, []
+        for timer in timers:
+            timer()
+
+    @rule(after=st.integers(1, 12))
+    def die_soon(self, after: int) -> None:
+        self.files.crash_in = after
+
+    @rule(power=st.booleans(), keep=st.integers(0, 8))
+    def die_now(self, power: bool, keep: int) -> None:
+        self.restart(power=power, keep=keep)
+
+    @rule()
+    def stop_and_start(self) -> None:
+        self.files.write_faults.clear()
+        self.files.read_faults.clear()
+        self.files.crash_in = None
+        self.node.workers.drain()
+        on_ssd = {
+            (partition, key)
+            for partition in self.partitions.values()
+            for key in KEYS
+            if self.node.tier.find(partition, key) is not None
+        }
+        self.node.stop()
+        before = self.latest
+        self.latest = {}
+        self.above.clear()
+        self.start()
+        for name in on_ssd:
+            assert self.node.tier.find(*name) is not None, "a flushed entry was lost"
+            if before.get(name) is not None:
+                self.latest[name] = before[name]
+
+    @rule(which=st.integers(0, 1000), where=st.integers(0, 10**6), bit=st.integers(0, 7))
+    def rot(self, which: int, where: int, bit: int) -> None:
+        paths = sorted(self.node.root.rglob("*.seg"))
+        if not paths:
+            return
+        path = paths[which % len(paths)]
+        with path.open("r+b") as file:
+            size = path.stat().st_size
+            if not size:
+                return
+            file.seek(where % size)
+            byte = file.read(1)
+            file.seek(where % size)
+            file.write(bytes([byte[0] ^ (1 << bit)]))
+
+    # ---- what always holds
+
+    @invariant()
+    def i4_i8_books_agree_and_cover_the_files(self) -> None:
+        self.node.check()
+        for tenant, limit in self.limits.items():
+            used = self.node.used_bytes(tenant)
+            assert used <= max(limit, self.above.get(tenant, 0)), "I4"
+            if used <= limit:
+                self.above.pop(tenant, None)
+
+    @invariant()
+    def i4_the_tier_is_within_its_capacity(self) -> None:
+        assert self.node.tier.used_bytes + self.node.tier.unusable_bytes <= SSD_BYTES + self.node.tier.leaving_bytes
+
+    def teardown(self) -> None:
+        self.files.write_faults.clear()
+        self.files.read_faults.clear()
+        self.files.crash_in = None
+        self.limits.clear()
+        self.node.apply(policy_of(self.version + 1, {}))
+        self.node.workers.drain()
+        for _ in range(3):  # keys and files that could not be removed before are tried again
+            self.time_passes()
+            self.node.workers.drain()
+        self.node.release()
+        shutil.rmtree(self.folder)
+
+
+TestStoreAgainstModel = StoreMachine.TestCase
+TestStoreAgainstModel.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
