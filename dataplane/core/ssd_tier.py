@@ -331,6 +331,10 @@ class SsdTier:
         owner.partitions[namespace_uid, epoch] = partition
         return partition
 
+    def skip_numbers(self, highest: int) -> None:
+        """Give no number up to ``highest``: something that cannot be used has it."""
+        self._next_number = max(self._next_number, highest + 1)
+
     def adopt_segment(
         self,
         partition: SsdPartition,
@@ -370,7 +374,7 @@ class SsdTier:
         """Let go of segments in which nothing is left, and have the others sealed."""
         for owner in list(self.tenants.values()):
             for segment in list(owner.segments.values()):
-                if segment.state is SegmentState.CLOSED and segment.live_bytes:
+                if segment.state is SegmentState.CLOSED and (segment.live_bytes or self._is_needed(segment)):
                     self._ask_for_footer(segment)
                 self._settle(segment)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -35,8 +35,8 @@ from saltern.errors import InvalidArgumentError
 from saltern.keys import BlockKey
 from saltern.names import TenantId, parse_tenant_id
 
-_NUMBER: Final = re.compile(r"[0-9a-f]{16}", re.ASCII)
-_SEGMENT_NAME: Final = re.compile(r"([0-9a-f]{16})\.seg", re.ASCII)
+_NUMBER: Final = re.compile(r"0[0-9a-f]{15}", re.ASCII)
+_SEGMENT_NAME: Final = re.compile(r"(0[0-9a-f]{15})\.seg", re.ASCII)
 _PARTIAL_KEY: Final = f".{KEY_FILE}.partial"
 _MAGIC_BYTES: Final = 8
 
@@ -59,12 +59,14 @@ class Found:
     Attributes:
         problems: what was not as it should be, one line each; empty after a clean stop and after a plain crash.
         unusable_bytes: files that were left alone.
+        highest_number: of any folder or segment, usable or not: new ones must not take its name.
     """
 
     folders: list[Folder] = field(default_factory=list)
     segments: list[FoundSegment] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unusable_bytes: int = 0
+    highest_number: int = 0
 
 
 def find_segments(disk: Disk) -> Found:
@@ -97,6 +99,7 @@ def find_segments(disk: Disk) -> Found:
 def adopt(found: Found, tier: SsdTier) -> None:
     """Hand over what was found; takes about a microsecond an entry."""
     tier.unusable_bytes = found.unusable_bytes
+    tier.skip_numbers(found.highest_number)
     partitions = {
         folder: tier.adopt_partition(folder.tenant, SegmentNumber(folder.number), folder.namespace_uid, folder.epoch)
         for folder in found.folders
@@ -110,10 +113,13 @@ def adopt(found: Found, tier: SsdTier) -> None:
 def _find_partition(disk: Disk, found: Found, tenant: TenantId, path: Path) -> None:
     (path / _PARTIAL_KEY).unlink(missing_ok=True)
     number = int(path.name, 16)
+    found.highest_number = max(found.highest_number, number)
     key_path = path / KEY_FILE
     segments = {}
     for inner in sorted(path.iterdir()):
         match = _SEGMENT_NAME.fullmatch(inner.name)
+        if match:
+            found.highest_number = max(found.highest_number, int(match[1], 16))
         if match and _is_file(inner):
             segments[SegmentNumber(int(match[1], 16))] = inner
         elif inner.name != KEY_FILE:
@@ -122,16 +128,11 @@ def _find_partition(disk: Disk, found: Found, tenant: TenantId, path: Path) -> N
         with key_path.open("rb") as file:
             key = unwrap_key(disk.node_key, file.read(KEY_FILE_MAX_BYTES), tenant, number)
     except FileNotFoundError:
-        for segment_path in segments.values():
-            disk.files.unlink(segment_path)
-        if not any(path.iterdir()):
-            path.rmdir()
+        _finish_deletion(disk, path, segments.values())
         return
     except BadFormatError as error:
-        if set(key_path.read_bytes()) <= {0}:  # overwritten, and then the process died: finish the deletion (I12)
-            for segment_path in segments.values():
-                disk.files.unlink(segment_path)
-            disk.files.unlink(key_path)
+        if not any(key_path.read_bytes()):  # overwritten, and then the process died
+            _finish_deletion(disk, path, [*segments.values(), key_path])
             return
         _leave_alone(found, path, str(error))
         return
@@ -154,6 +155,14 @@ def _find_partition(disk: Disk, found: Found, tenant: TenantId, path: Path) -> N
                 found.segments.append(segment)
             elif segment_path.exists():
                 disk.files.unlink(segment_path)
+
+
+def _finish_deletion(disk: Disk, folder: Path, paths: Iterable[Path]) -> None:
+    """I12: without its key nothing in a folder can be read."""
+    for path in paths:
+        disk.files.unlink(path)
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _find_segment(disk: Disk, found: Found, place: SegmentPath, data_key: bytes) -> FoundSegment | None:

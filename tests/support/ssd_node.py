@@ -323,7 +323,8 @@ class SsdNode:
         """Books against each other, and against the files."""
         self.core.check_invariants()
         for tenant, owner in self.tier.tenants.items():
-            assert self.file_bytes(tenant) <= owner.used_bytes, "I4: more bytes on disk than are charged"
+            known = owner.used_bytes + self.tier.unusable_bytes
+            assert self.file_bytes(tenant) <= known, "I4: more bytes on disk than are charged"
             assert owner.used_bytes % BLOCK_BYTES == 0
 
     def check_files(self) -> None:
