@@ -137,9 +137,16 @@ def _find_partition(disk: Disk, found: Found, tenant: TenantId, path: Path) -> N
         _leave_alone(found, path, str(error))
         return
     folder = Folder(tenant, number, key.namespace_uid, key.epoch)
-    if any((f.tenant, f.namespace_uid, f.epoch) == (tenant, key.namespace_uid, key.epoch) for f in found.folders):
-        _leave_alone(found, path, "a second folder of the same partition")
-        return
+    for older in [other for other in found.folders if _is_same_partition(other, folder)]:
+        # A partition has one folder: the older one was about to be destroyed when the process died (I12).
+        found.folders.remove(older)
+        found.segments = [segment for segment in found.segments if segment.path.folder != older]
+        disk.data_keys.pop(older)
+        older_path = disk.folder_path(older)
+        disk.files.destroy_small(older_path / KEY_FILE)
+        _finish_deletion(
+            disk, older_path, [inner for inner in older_path.iterdir() if _SEGMENT_NAME.fullmatch(inner.name)]
+        )
     found.folders.append(folder)
     disk.data_keys[folder] = key.data_key
     for segment_number, segment_path in segments.items():
@@ -155,6 +162,10 @@ def _find_partition(disk: Disk, found: Found, tenant: TenantId, path: Path) -> N
                 found.segments.append(segment)
             elif segment_path.exists():
                 disk.files.unlink(segment_path)
+
+
+def _is_same_partition(one: Folder, other: Folder) -> bool:
+    return (one.tenant, one.namespace_uid, one.epoch) == (other.tenant, other.namespace_uid, other.epoch)
 
 
 def _finish_deletion(disk: Disk, folder: Path, paths: Iterable[Path]) -> None:

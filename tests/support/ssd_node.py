@@ -105,7 +105,7 @@ class FaultyFiles(Files):
         return super().create(path)
 
     def write_at(self, descriptor: int, data: memoryview, offset: int) -> None:
-        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        path = path_of(descriptor)
         half = len(data) // 2 // 512 * 512
         try:
             self._count()
@@ -140,7 +140,7 @@ class FaultyFiles(Files):
         self._count()
         self._fault()
         super().sync(descriptor)
-        self.unsynced.pop(Path(os.readlink(f"/proc/self/fd/{descriptor}")), None)
+        self.unsynced.pop(path_of(descriptor), None)
 
     def unlink(self, path: Path) -> None:
         self._count()
@@ -187,6 +187,10 @@ class FaultyFiles(Files):
     @staticmethod
     def _next(faults: deque[int | str | None]) -> int | str | None:
         return faults.popleft() if faults else None
+
+
+def path_of(descriptor: int) -> Path:
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
 
 
 def super_write(descriptor: int, data: memoryview, offset: int) -> None:

@@ -207,6 +207,29 @@ def test_i12_an_interrupted_deletion_is_finished_at_the_next_start(start: Start)
         assert not (node.root / "a").exists(), died_after
 
 
+def test_i12_of_two_folders_of_a_partition_the_older_was_about_to_go(start: Start) -> None:
+    node = start()
+    fill(node, "a", range(20))
+    quotas = {"a": (DRAM, TierQuota(0, MIB))}
+    node.apply(policy_of(2, {}))
+    node.apply(policy_of(3, quotas))
+    partition = node.partition("a")
+    for number in range(20, 40):
+        node.put(partition, key_of(number), value_of(number))
+    queue = node.store._queue
+    while queue or node.workers.jobs or node.workers.calls:  # everything but the destruction is done
+        kept = [item for item in queue if type(item).__name__ in ("DestroyKey", "DropSegment")]
+        for item in kept:
+            queue.remove(item)
+        if not node.workers.step():
+            break
+    node = start(policy=False)
+    node.apply(policy_of(1, quotas))
+    node.workers.drain()
+    assert not any(node.found(partition, [key_of(n) for n in range(20)]))
+    assert len(list((node.root / "a").iterdir())) == 1
+
+
 def test_i12_a_rotated_epoch_is_unreadable_and_the_new_one_is_not(start: Start) -> None:
     node = start()
     fill(node, "a", range(20))
