@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,13 @@ def aligned(size_bytes: int) -> memoryview:
     return memoryview(mmap.mmap(-1, max(size_bytes, BLOCK_BYTES)))
 
 
+class _Local(threading.local):
+    """What each thread has of its own."""
+
+    def __init__(self) -> None:
+        self.head = aligned(BLOCK_BYTES)
+
+
 class Disk:
     """Segments, keys and folders below ``root``.
 
@@ -98,7 +106,9 @@ class Disk:
         #: Ciphers of every segment, and the descriptor of those that are written.
         self.ciphers: Final[dict[SegmentPath, SegmentCipher]] = {}
         self.data_keys: Final[dict[Folder, bytes]] = {}
+        self._paths: dict[SegmentPath, Path] = {}
         self._writing: dict[SegmentPath, int] = {}
+        self._local = _Local()
         #: Written since the last sync.
         self._dirty: set[SegmentPath] = set()
         self._lock = self._take_lock()
@@ -114,7 +124,11 @@ class Disk:
         return self.root / folder.tenant / f"{folder.number:016x}"
 
     def path(self, segment: SegmentPath) -> Path:
-        return self.folder_path(segment.folder) / f"{segment.number:016x}{SEGMENT_SUFFIX}"
+        path = self._paths.get(segment)
+        if path is None:
+            path = self.folder_path(segment.folder) / f"{segment.number:016x}{SEGMENT_SUFFIX}"
+            self._paths[segment] = path
+        return path
 
     # ---- the writing thread
 
@@ -159,6 +173,7 @@ class Disk:
         self._stop_writing(segment)
         self.files.unlink(self.path(segment))
         self.ciphers.pop(segment, None)
+        self._paths.pop(segment, None)
         self._remove_if_empty(segment.folder)
 
     def destroy_key(self, folder: Folder) -> None:
@@ -190,7 +205,7 @@ class Disk:
         if cipher is None:
             raise BadFormatError("the segment is gone")
         target = target[: payload_blocks(size_bytes) * BLOCK_BYTES]
-        head = aligned(BLOCK_BYTES)
+        head = self._local.head
         descriptor = self.files.open(self.path(segment))
         try:
             count = self.files.read_at(descriptor, [head, target], block * BLOCK_BYTES)
