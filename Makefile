@@ -12,7 +12,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench proto proto-check clean
+.PHONY: help setup demo test sim isolation lint format bench proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -30,6 +30,13 @@ demo: setup  ## run the main job end to end: two tenants, one node, real traffic
 
 test: setup  ## run the tests
 	@$(BIN)/pytest $(PYTEST_ARGS)
+
+SEEDS ?= 1000
+sim: setup  ## simulate a node's core: SEEDS=n worlds of 1000 steps, every rule checked after every step
+	@$(BIN)/python -m tests.sim --seeds $(SEEDS) $(SIM_ARGS)
+
+isolation: setup  ## print what isolation holds, case by case
+	@$(BIN)/python -m tests.isolation $(ISOLATION_ARGS)
 
 lint: setup proto-check  ## ruff, mypy --strict, import contracts, buf lint, generated code compared
 	@$(BIN)/ruff check --quiet .

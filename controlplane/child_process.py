@@ -105,10 +105,7 @@ class ChildProcess:
 
     def log_tail(self) -> list[str]:
         """The last lines that the child has written since it was started."""
-        size_bytes = self._log.stat().st_size
-        with self._log.open("rb") as file:
-            file.seek(max(self._log_start_bytes, size_bytes - _TAIL_MAX_BYTES))
-            return file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+        return log_tail(self._log, self._log_start_bytes)
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Ask the child to stop; kill it after 20 s, or as soon as ``hurry`` is set. Returns when it has ended."""
@@ -120,6 +117,29 @@ class ChildProcess:
         if not self._exited.done():
             self._process.kill()
         await self._exited
+
+
+def log_tail(log: Path, start_bytes: int = 0) -> list[str]:
+    """The last lines of a log, none from before ``start_bytes``."""
+    size_bytes = log.stat().st_size
+    with log.open("rb") as file:
+        file.seek(max(start_bytes, size_bytes - _TAIL_MAX_BYTES))
+        return file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+
+
+async def process_ended(pid: int) -> None:
+    """Return when process ``pid``, which need not be a child, has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, ended.set)  # a pidfd becomes readable when its process ends
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 def read_ready_file(path: Path) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ They raise errors of :mod:`saltern.errors`; the command line prints them and cho
 from __future__ import annotations
 
 import asyncio
+import shlex
 from pathlib import Path
 
 import click
@@ -69,6 +70,7 @@ def up(data_dir: Path | None, nodes: int, dram: int, ports: str, database_url: s
         nodes=nodes,
         dram_bytes=dram,
         fixed_ports=ports == "fixed",
+        command="saltern" if data_dir is None else f"saltern --data-dir {shlex.quote(str(data_dir))}",
         database_url=database_url,
     )
     asyncio.run(run_stack(options, click.echo, lambda line: click.echo(line, err=True)))

@@ -8,20 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-import grpc
-
 from controlplane.files import write_private_file
 from saltern.admin.v1 import credentials_pb2
-from saltern.admin_client import AdminClient, open_channel, read_api_key
-from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
+from saltern.admin_client import AdminClient, read_api_key, redeem_bootstrap_token
+from saltern.auth.v1 import auth_pb2
 from saltern.errors import AlreadyExistsError, FailedPreconditionError, UnauthenticatedError
 from saltern.names import ApiKeyId, api_key_name
-from saltern.rpc_errors import error_from_rpc
 
 ADMIN_KEY_FILE: Final = "admin.key"
 NODE_KEY_FILE: Final = "node.key"
 _NODE_API_KEY_ID: Final = ApiKeyId("embedded-node")
-_DEADLINE_S: Final = 30
+_DEADLINE_MS: Final = 30_000
 
 
 def ensure_credentials(endpoint: str, bootstrap_token_file: Path, credentials_dir: Path) -> None:
@@ -49,13 +46,7 @@ def _redeem(endpoint: str, bootstrap_token_file: Path, admin_key_file: Path) -> 
         token = bootstrap_token_file.read_text().strip()
     except FileNotFoundError:
         raise _admin_key_lost(admin_key_file, "is missing, and the bootstrap token was redeemed before") from None
-    request = auth_pb2.RedeemBootstrapTokenRequest(bootstrap_token=token)
-    try:
-        with open_channel(endpoint) as channel:
-            stub = auth_pb2_grpc.AuthServiceStub(channel)
-            return stub.RedeemBootstrapToken(request, timeout=_DEADLINE_S).secret
-    except grpc.RpcError as error:
-        raise error_from_rpc(error, endpoint=endpoint) from None
+    return redeem_bootstrap_token(endpoint, token, deadline_ms=_DEADLINE_MS).secret
 
 
 def _is_valid(endpoint: str, key_file: Path) -> bool:

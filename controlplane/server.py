@@ -34,14 +34,15 @@ from controlplane.auth.signing_keys import KeyRing, has_signing_key, load_key_ri
 from controlplane.auth.verifier import TokenVerifier
 from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, connect
-from controlplane.files import announced
+from controlplane.files import announced, make_folder
 from controlplane.node.policy_feed import PolicyFeed
 from controlplane.node.registry import LOST_AFTER
 from controlplane.node.service import NodeService
 from controlplane.rpc import database_failure
 from controlplane.secrets import KeyEncryptionKey, load_key_encryption_key
-from controlplane.settings import ControlSettings, Endpoint
+from controlplane.settings import ControlSettings
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
+from saltern.endpoints import Endpoint
 from saltern.errors import FailedPreconditionError
 from saltern.node.v1 import node_pb2, node_pb2_grpc
 
@@ -51,6 +52,7 @@ MESSAGE_MAX_BYTES: Final = 4 * 1024 * 1024
 _METADATA_MAX_BYTES: Final = 16 * 1024
 _STREAMS_PER_CONNECTION_MAX: Final = 128
 _CALLS_MAX: Final = 2048
+_HANDSHAKE_TIMEOUT_MS: Final = 10_000
 _KEEPALIVE_TIME_MS: Final = 30_000
 _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 _CLIENT_PING_INTERVAL_MIN_MS: Final = 5_000
@@ -60,6 +62,7 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_MAX_BYTES),
     ("grpc.max_metadata_size", _METADATA_MAX_BYTES),
     ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION_MAX),
+    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),  # a peer that connects and says nothing
     ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -158,7 +161,9 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
                 node_lost_after=LOST_AFTER,
             ),
         )
-        node_pb2_grpc.add_NodeServiceServicer_to_server(NodeService(database, feed, key_ring.key_set, clock), server)
+        node_pb2_grpc.add_NodeServiceServicer_to_server(
+            NodeService(database=database, feed=feed, key_set=key_ring.key_set, denials=denials, clock=clock), server
+        )
         health_service = await _add_health_and_reflection(server, SERVICE_NAMES)
         endpoint = bind(server, settings.listen)
 
@@ -227,7 +232,7 @@ async def _add_health_and_reflection(server: grpc.aio.Server, services: tuple[st
 
 def _prepare_state_dir(state_dir: Path) -> None:
     try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(state_dir, 0o700)
     except OSError as error:
         raise FailedPreconditionError(
             f"cannot use the state directory {state_dir}: {(error.strerror or 'unusable').lower()}",

@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from saltern.errors import FailedPreconditionError, InvalidArgumentError
+from saltern.endpoints import Endpoint, check_plaintext, parse_endpoint
+from saltern.errors import InvalidArgumentError
 from tenants.tokens import LIFETIME_MAX_S
 
 CONTROL_PORT_DEFAULT = 7700
 TOKEN_LIFETIME_DEFAULT_S = 600
 TOKEN_LIFETIME_MIN_S = 5
-
-
-class Endpoint(NamedTuple):
-    """A listen address; port 0 means any free port."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this host can connect; a name other than ``localhost`` is taken to be reachable."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
-
-def parse_endpoint(text: str) -> Endpoint:
-    """Parse ``HOST:PORT``, ``[IPV6]:PORT``.
-
-    Raises:
-        InvalidArgumentError: anything else, or a port outside 0..65535.
-    """
-    host, separator, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        separator = ""
-    if not separator or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise InvalidArgumentError(
-            f"listen address {text[:64]!r} is not HOST:PORT",
-            reason="INVALID_ENDPOINT",
-            hint="write for example 127.0.0.1:7700; port 0 takes any free port",
-        )
-    return Endpoint(host, int(port))
 
 
 class ControlSettings(BaseSettings):
@@ -105,7 +67,7 @@ def load_settings(**given: object) -> ControlSettings:
 
     Raises:
         InvalidArgumentError: one is missing or malformed; one line, never with the value of a secret.
-        FailedPreconditionError: reason PLAINTEXT_REFUSED, see :func:`check_plaintext`.
+        FailedPreconditionError: reason PLAINTEXT_REFUSED, see :func:`saltern.endpoints.check_plaintext`.
     """
     try:
         settings = ControlSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
@@ -122,19 +84,5 @@ def load_settings(**given: object) -> ControlSettings:
             reason="SETTING_MALFORMED",
             hint="see `saltern serve control --help`",
         ) from None
-    check_plaintext(settings.listen, allow_plaintext=settings.allow_plaintext)
+    check_plaintext(settings.listen, allow_plaintext=settings.allow_plaintext, what="--listen")
     return settings
-
-
-def check_plaintext(listen: Endpoint, *, allow_plaintext: bool) -> None:
-    """Refuse to send credentials in the clear beyond this host, unless the operator says so.
-
-    Raises:
-        FailedPreconditionError: reason PLAINTEXT_REFUSED.
-    """
-    if not listen.is_loopback and not allow_plaintext:
-        raise FailedPreconditionError(
-            f"refusing to listen on {listen}: API keys and tokens would cross the network in plain text",
-            reason="PLAINTEXT_REFUSED",
-            hint="listen on 127.0.0.1, or give --allow-plaintext inside a network that you trust",
-        )

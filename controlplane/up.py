@@ -14,7 +14,7 @@ What lies in the data directory::
     control/            key-encryption key; until it is redeemed, the bootstrap token
     credentials/        admin.key, node.key (0600)
     node-N/             state of each node
-    run/                ready files and sockets of the processes
+    run/                ready files and sockets of the processes, while they run
     log/                one log for each process
 
 Everything started is pushed onto one exit stack; whatever ends the stack (a signal, a failed start, a child that died)
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Mapping
@@ -35,9 +36,9 @@ from pathlib import Path
 from typing import Final
 
 from controlplane.auth import bootstrap
-from controlplane.child_process import ChildProcess
+from controlplane.child_process import ChildProcess, log_tail, process_ended
 from controlplane.credentials_store import ADMIN_KEY_FILE, NODE_KEY_FILE, ensure_credentials
-from controlplane.files import announced
+from controlplane.files import announced, make_folder, require_own_folder
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
 from controlplane.postgres.lock import launcher_lock
 from controlplane.settings import CONTROL_PORT_DEFAULT
@@ -50,7 +51,7 @@ _HOST: Final = "127.0.0.1"
 _READY_TEXT: Final = """
 Saltern is ready: control plane on {endpoint}. In another terminal:
 
-    saltern tenant create acme
+    {command} tenant create acme
 
 Ctrl-C stops it."""
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -67,6 +68,7 @@ class StackOptions:
         nodes: number of cache nodes; none is a control plane alone.
         dram_bytes: cache memory of each node.
         fixed_ports: 7700 and up, or else any free ports.
+        command: how the user calls the command line so that it finds this stack.
         database_url: a PostgreSQL to use instead of a private one, or None.
     """
 
@@ -74,6 +76,7 @@ class StackOptions:
     nodes: int
     dram_bytes: int
     fixed_ports: bool
+    command: str = "saltern"
     database_url: str | None = None
 
     def port(self, offset: int) -> int:
@@ -131,10 +134,13 @@ class _Stack:
         async with AsyncExitStack() as exits:
             run_file = await self._start(exits)
             exits.enter_context(announced(self._dir / "run.json", run_file))
-            self._say(_READY_TEXT.format(endpoint=run_file["control_endpoint"]))
+            self._say(_READY_TEXT.format(endpoint=run_file["control_endpoint"], command=self._options.command))
             raise await self._first_failure()
 
     async def _start(self, exits: AsyncExitStack) -> dict[str, object]:
+        (self._dir / "run.json").unlink(missing_ok=True)  # of a run that was killed; we hold the lock
+        self._remove_run_dir()
+        exits.callback(self._remove_run_dir)
         for folder in ("run", "log", "credentials", "control"):
             (self._dir / folder).mkdir(mode=0o700, exist_ok=True)
         environment = await self._start_database(exits)
@@ -209,7 +215,6 @@ class _Stack:
     ) -> dict[str, object]:
         """Start a child, let ``exits`` stop it, return what its ready file says."""
         ready_file = self._dir / "run" / f"{name}.json"
-        ready_file.unlink(missing_ok=True)  # of a run that was killed
         child = await ChildProcess.start(
             name,
             [*arguments, "--ready-file", str(ready_file)],
@@ -220,26 +225,44 @@ class _Stack:
         try:
             ready = await child.ready(ready_file)
         except InternalError:
-            self._report_tail(child)
+            self._report_tail(child.name, child.log_tail())
             raise
         self._children.append(child)
         return ready
 
     async def _first_failure(self) -> InternalError:
-        """Return when a child has ended by itself."""
-        watches = [asyncio.create_task(child.ended()) for child in self._children]
+        """Return when a part has ended by itself."""
+        watches = [asyncio.create_task(self._until_failed(child)) for child in self._children]
+        if self._options.database_url is None:
+            watches.append(asyncio.create_task(self._until_postgres_failed()))
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
         finally:
             for watch in watches:
                 watch.cancel()
-        child = done.pop().result()
-        self._report_tail(child)
+
+    async def _until_failed(self, child: ChildProcess) -> InternalError:
+        await child.ended()
+        self._report_tail(child.name, child.log_tail())
         return child.failure()
 
-    def _report_tail(self, child: ChildProcess) -> None:
-        for line in child.log_tail():
-            self._report(f"{child.name}: {line}")
+    async def _until_postgres_failed(self) -> InternalError:
+        """The launcher owns the server, so it is watched from outside, by the pid that the server itself wrote."""
+        postgres_dir = self._dir / "postgres"
+        await process_ended(int((postgres_dir / "cluster" / "postmaster.pid").read_text().split("\n", 1)[0]))
+        log = postgres_dir / "server.log"
+        self._report_tail("postgres", log_tail(log))
+        return InternalError("postgres ended by itself", reason="CHILD_ENDED", hint=f"its whole log is {log}")
+
+    def _report_tail(self, name: str, lines: list[str]) -> None:
+        for line in lines:
+            self._report(f"{name}: {line}")
+
+    def _remove_run_dir(self) -> None:
+        """Ready files and sockets: a process that was killed leaves its own behind."""
+        if (self._dir / "run").exists():
+            shutil.rmtree(self._dir / "run")
 
     def _sockets_dir(self, exits: AsyncExitStack) -> Path:
         """Where the nodes' unix sockets lie: in the data directory, if its path is short enough for one."""
@@ -253,9 +276,8 @@ class _Stack:
 def _prepare_data_dir(data_dir: Path) -> None:
     """Make the data directory; root's can be passed through, because Postgres runs as another user."""
     try:
-        if not data_dir.exists():
-            data_dir.mkdir(parents=True, mode=0o700)
-            data_dir.chmod(0o711 if os.geteuid() == 0 else 0o700)
+        make_folder(data_dir, 0o711 if os.geteuid() == 0 else 0o700)
+        require_own_folder(data_dir)
         (data_dir / "up.lock").touch(mode=0o600)
     except OSError as error:
         raise FailedPreconditionError(

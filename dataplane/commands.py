@@ -18,16 +18,16 @@ import structlog
 from dataplane.control_client import ControlClient, Registration
 from dataplane.log import configure_logging
 from dataplane.node import Node, NodeEndpoints, raise_descriptor_limit
-from dataplane.settings import NodeSettings, SsdSettings, parse_endpoint, parse_mode
+from dataplane.settings import NodeSettings, SsdSettings, parse_mode
 from saltern.admin_client import ApiKey, read_api_key
-from saltern.admin_client import parse_endpoint as parse_target
+from saltern.endpoints import parse_endpoint
 from saltern.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from saltern.names import parse_node_id
 from saltern.sizes import parse_size
 
 _log = structlog.get_logger(__name__)
-#: How long a starting node waits for a control plane that is starting as well.
-JOIN_PATIENCE_S: Final = 15.0
+#: How long a registered node waits for its first policy.
+FIRST_POLICY_S: Final = 15.0
 
 
 @click.command("node", context_settings={"show_default": True})
@@ -77,6 +77,21 @@ JOIN_PATIENCE_S: Final = 15.0
     is_flag=True,
     help="Listen beyond this host without TLS, on a network that is trusted as a whole.",
 )
+@click.option(
+    "--advertise-host",
+    envvar="SALTERN_NODE_ADVERTISE_HOST",
+    default="",
+    metavar="HOST",
+    help="What clients call this host, if not by the listen addresses. [default: the host's name if those are 0.0.0.0]",
+)
+@click.option(
+    "--control-wait",
+    "control_wait_s",
+    type=click.FloatRange(min=0),
+    default=15.0,
+    metavar="SECONDS",
+    help="How long a starting node waits for a control plane that is starting as well.",
+)
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Written when the node serves.")
 def serve_node(
     *,
@@ -94,26 +109,29 @@ def serve_node(
     state_dir: Path,
     prefault: bool,
     allow_plaintext: bool,
+    advertise_host: str,
+    control_wait_s: float,
     ready_file: Path | None,
 ) -> None:
     """Serve one cache node until SIGTERM or Ctrl-C."""
     settings = NodeSettings(
         node_id=parse_node_id(node_id),
-        listen=parse_endpoint(listen),
-        grpc_listen=parse_endpoint(grpc_listen),
+        listen=parse_endpoint(listen, what="--listen"),
+        grpc_listen=parse_endpoint(grpc_listen, what="--grpc-listen"),
         dram_bytes=parse_size(dram_bytes, what="--dram-bytes"),
         shm_path=shm_path or state_dir / "node.sock",
         shm_mode=parse_mode(shm_mode),
         prefault=prefault,
         allow_plaintext=allow_plaintext,
         ssd=_ssd_settings(ssd_dir, ssd_bytes, ssd_write_bytes, state_dir),
+        advertise_host=advertise_host,
     )
-    control = parse_target(control, what="--control")
+    control = str(parse_endpoint(control, what="--control", port_min=1))
     api_key = read_api_key(api_key_file)
     _prepare_folder(state_dir)
     configure_logging()
     raise_descriptor_limit()
-    asyncio.run(_serve(settings, control, api_key, ready_file))
+    asyncio.run(_serve(settings, control, api_key, control_wait_s, ready_file))
 
 
 def _ssd_settings(
@@ -136,7 +154,9 @@ def _ssd_settings(
     )
 
 
-async def _serve(settings: NodeSettings, control: str, api_key: ApiKey, ready_file: Path | None) -> None:
+async def _serve(
+    settings: NodeSettings, control: str, api_key: ApiKey, control_wait_s: float, ready_file: Path | None
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -154,7 +174,7 @@ async def _serve(settings: NodeSettings, control: str, api_key: ApiKey, ready_fi
             ssd_capacity_bytes=settings.ssd.capacity_bytes if settings.ssd else 0,
         )
         client = await stack.enter_async_context(ControlClient(control, api_key, registration, node))
-        if not await _until(stop, _join(client)):
+        if not await _until(stop, client.join(control_wait_s)):
             return
         # Stopped first of all on the way out: a leaving node must not register again over its successor.
         following = asyncio.create_task(client.run(), name="control client")
@@ -164,6 +184,9 @@ async def _serve(settings: NodeSettings, control: str, api_key: ApiKey, ready_fi
         if ready_file is not None:
             write_ready_file(ready_file, endpoints)
             stack.callback(ready_file.unlink, missing_ok=True)
+        for endpoint in (settings.listen, settings.grpc_listen):
+            if not endpoint.is_loopback:
+                _log.warning("listening in plain text beyond this host", endpoint=str(endpoint))
         _log.info("serving", node=endpoints.node_id, wire=endpoints.wire_endpoint, grpc=endpoints.grpc_endpoint)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({stopping, following}, return_when=asyncio.FIRST_COMPLETED)
@@ -173,16 +196,12 @@ async def _serve(settings: NodeSettings, control: str, api_key: ApiKey, ready_fi
         _log.info("draining", sessions=node.session_count)
 
 
-async def _join(client: ControlClient) -> None:
-    await client.join(JOIN_PATIENCE_S)
-
-
 async def _first_policy(client: ControlClient, control: str) -> None:
     try:
-        await asyncio.wait_for(client.has_policy.wait(), JOIN_PATIENCE_S)
+        await asyncio.wait_for(client.has_policy.wait(), FIRST_POLICY_S)
     except TimeoutError:
         raise UnavailableError(
-            f"registered at {control}, but no policy that this node can serve came within {JOIN_PATIENCE_S:.0f} s",
+            f"registered at {control}, but no policy that this node can serve came within {FIRST_POLICY_S:.0f} s",
             reason="NO_POLICY",
             hint="see the node's log for the reason a policy was refused, and the control plane's log",
         ) from None
@@ -217,7 +236,9 @@ def write_ready_file(path: Path, endpoints: NodeEndpoints) -> None:
         "pid": os.getpid(),
     }
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    partial.write_text(json.dumps(content) + "\n")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # whatever the umask says
+    with os.fdopen(descriptor, "w") as file:
+        file.write(json.dumps(content) + "\n")
     partial.replace(path)
 
 

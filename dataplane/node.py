@@ -149,8 +149,8 @@ class Node:
             identity = self._state.identity
             endpoints = NodeEndpoints(
                 node_id=identity.node_id,
-                wire_endpoint=str(wire_endpoint),
-                grpc_endpoint=str(grpc_endpoint),
+                wire_endpoint=str(wire_endpoint.advertised(settings.advertise_host)),
+                grpc_endpoint=str(grpc_endpoint.advertised(settings.advertise_host)),
                 shm_path=str(settings.shm_path or ""),
                 host_id=identity.host_id,
             )

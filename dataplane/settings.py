@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from saltern.endpoints import Endpoint, check_plaintext
 from saltern.errors import InvalidArgumentError
 from saltern.names import NodeId
 
@@ -15,27 +15,6 @@ MIB: Final = 1024 * 1024
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
 DRAM_MIN_BYTES: Final = MIB
 SSD_MIN_BYTES: Final = 16 * MIB
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A host and a TCP port; port 0 asks the system for a free one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this host can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +26,13 @@ class SessionLimits:
         stall_s: a frame or a reply that has begun, without a byte of progress.
         frame_s: a frame or a reply in all, plus one second for each ``payload_bytes_per_s`` of its payload.
         idle_s: between frames.
+        lapsed_s: a session whose token or partition is refused, until a REFRESH: it holds one of its tenant's places.
         linger_s: how long the node waits for a client to read an error reply before it closes.
         sweep_s: how often sessions are compared with their deadlines; a deadline may be missed by this much.
         turn_bytes: what one session may move before the others get their turn.
-        sessions_max, unopened_max, tenant_sessions_max: open sessions in all, before HELLO, and of one tenant.
+        sessions_max, tenant_sessions_max: open sessions in all, and of one tenant.
+        unopened_max: connections before HELLO; the oldest gives way to a new one, or whoever says nothing would keep
+            everybody out.
     """
 
     hello_s: float = 5.0
@@ -58,6 +40,7 @@ class SessionLimits:
     frame_s: float = 10.0
     payload_bytes_per_s: int = 4 * MIB
     idle_s: float = 600.0
+    lapsed_s: float = 60.0
     sweep_s: float = 0.5
     turn_bytes: int = 4 * MIB
     linger_s: float = 2.0
@@ -108,6 +91,7 @@ class NodeSettings:
         dram_bytes: length of the arena.
         prefault: take the arena's memory at start instead of at first use.
         allow_plaintext: permit listening on other than loopback addresses without TLS.
+        advertise_host: name or address that clients reach this host by; the listen addresses' own if empty.
         drain_s: how long transfers that have begun may take after SIGTERM.
         ssd: the tier below DRAM; None for none.
     """
@@ -120,19 +104,15 @@ class NodeSettings:
     shm_mode: int = 0o600
     prefault: bool = True
     allow_plaintext: bool = False
+    advertise_host: str = ""
     drain_s: float = 5.0
     limits: SessionLimits = field(default_factory=SessionLimits)
     ssd: SsdSettings | None = None
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgumentError: an address needs TLS, or the arena is too small."""
+        """Raises FailedPreconditionError: an address needs TLS; InvalidArgumentError: the arena is too small."""
         for option, endpoint in (("--listen", self.listen), ("--grpc-listen", self.grpc_listen)):
-            if not endpoint.is_loopback and not self.allow_plaintext:
-                raise InvalidArgumentError(
-                    f"{option} {endpoint} is not a loopback address and would carry tokens in the clear",
-                    reason="PLAINTEXT_REFUSED",
-                    hint="listen on 127.0.0.1, or pass --allow-plaintext on a network that is trusted as a whole",
-                )
+            check_plaintext(endpoint, allow_plaintext=self.allow_plaintext, what=option)
         if self.dram_bytes < DRAM_MIN_BYTES:
             raise InvalidArgumentError(
                 f"--dram-bytes {self.dram_bytes} is below the minimum of {DRAM_MIN_BYTES}",
@@ -148,16 +128,3 @@ def parse_mode(text: str) -> int:
             f"{text[:16]!r} is not a mode", reason="INVALID_MODE", hint="write octal permission bits, such as 0660"
         )
     return int(text, 8)
-
-
-def parse_endpoint(text: str) -> Endpoint:
-    """Parse ``host:port`` or ``[v6]:port``; raises InvalidArgumentError for anything else."""
-    host, separator, port = text.strip().rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise InvalidArgumentError(
-            f"{text[:128]!r} is not an address",
-            reason="INVALID_ADDRESS",
-            hint="write HOST:PORT, such as 127.0.0.1:7701",
-        )
-    return Endpoint(host, int(port))

@@ -32,6 +32,7 @@ from saltern.admin.v1 import (
     usage_pb2_grpc,
 )
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
+from saltern.endpoints import parse_endpoint
 from saltern.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 from saltern.rpc_errors import error_from_rpc
 
@@ -49,7 +50,6 @@ PAGE_ITEMS: Final = 500
 MESSAGE_MAX_BYTES: Final = 64 * 1024 * 1024
 API_KEY_FILE_MAX_BYTES: Final = 4096
 _API_KEY: Final = re.compile(r"sk-saltern-[0-9a-f]{16}-[A-Za-z0-9_-]{43}", re.ASCII)
-_ENDPOINT: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", re.ASCII)
 #: A token is renewed when a tenth of its life is left.
 _RENEW_AT: Final = 0.9
 
@@ -113,18 +113,6 @@ def read_api_key(path: Path) -> ApiKey:
         ) from None
 
 
-def parse_endpoint(text: str, *, what: str = "endpoint") -> str:
-    """Return ``text`` if it is ``host:port``; raises InvalidArgumentError (INVALID_ENDPOINT) otherwise."""
-    match = _ENDPOINT.fullmatch(text) if isinstance(text, str) else None
-    if match is None or not 1 <= int(match[2]) <= 65535:
-        raise InvalidArgumentError(
-            f"{what} {str(text)[:128]!r} is not host:port",
-            reason="INVALID_ENDPOINT",
-            hint="write it like 127.0.0.1:7700, without a scheme",
-        )
-    return text
-
-
 def new_request_id() -> str:
     """A fresh id for a changing request, so that a repetition of it changes nothing more (AIP-155)."""
     return str(uuid.uuid4())
@@ -142,6 +130,23 @@ def open_channel(endpoint: str) -> grpc.Channel:
     )
 
 
+def redeem_bootstrap_token(
+    endpoint: str, token: str, api_key_id: str = "", *, deadline_ms: int = DEADLINE_DEFAULT_MS
+) -> auth_pb2.RedeemBootstrapTokenResponse:
+    """Redeem the one-time token of a fresh deployment for its first platform-admin key.
+
+    Raises:
+        UnauthenticatedError: BOOTSTRAP_TOKEN_INVALID: wrong, or redeemed already.
+        SalternError: the control plane refuses or cannot be reached.
+    """
+    request = auth_pb2.RedeemBootstrapTokenRequest(bootstrap_token=token, api_key_id=api_key_id)
+    with open_channel(str(parse_endpoint(endpoint, what="control endpoint", port_min=1))) as channel:
+        try:
+            return auth_pb2_grpc.AuthServiceStub(channel).RedeemBootstrapToken(request, timeout=deadline_ms / 1000)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, endpoint=endpoint) from None
+
+
 class AdminClient:
     """Calls the control plane as the owner of one API key. Thread-safe; close it, or use it as a context manager.
 
@@ -152,7 +157,7 @@ class AdminClient:
     """
 
     def __init__(self, endpoint: str, api_key: ApiKey, *, deadline_ms: int = DEADLINE_DEFAULT_MS) -> None:
-        self.endpoint = parse_endpoint(endpoint, what="control endpoint")
+        self.endpoint = str(parse_endpoint(endpoint, what="control endpoint", port_min=1))
         self._api_key = api_key
         self._deadline_ms = deadline_ms
         self._channel = open_channel(endpoint)

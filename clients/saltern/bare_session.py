@@ -12,7 +12,8 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from saltern.errors import InvalidArgumentError, ProtocolError, StatusCode, UnavailableError
+from saltern.endpoints import parse_endpoint
+from saltern.errors import ProtocolError, StatusCode, UnavailableError
 from saltern.wire import (
     HEADER_BYTES,
     ErrorBody,
@@ -85,8 +86,7 @@ class BareSession:
 def _connect(address: str, timeout_s: float) -> socket.socket:
     try:
         if not address.startswith("/"):
-            host, _, port = address.rpartition(":")
-            return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+            return socket.create_connection(parse_endpoint(address, port_min=1), timeout=timeout_s)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(timeout_s)
@@ -95,10 +95,6 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
             sock.close()
             raise
         return sock
-    except (ValueError, OverflowError):
-        raise InvalidArgumentError(
-            f"{address[:128]!r} is no address", reason="INVALID_ENDPOINT", hint="write HOST:PORT or an absolute path"
-        ) from None
     except OSError as error:
         raise UnavailableError(
             f"cannot connect to {address}: {error.strerror or error}",

@@ -63,6 +63,8 @@ class CircuitBreaker:
             now_s: monotonic seconds.
             patience_s: how long the caller may take; a probe that is not heard of for so long is given up.
         """
+        if self._opens_until_s is None:  # no lock: with a healthy peer there is nothing to agree on
+            return
         with self._lock:
             if self._opens_until_s is None:
                 return
@@ -79,6 +81,8 @@ class CircuitBreaker:
         )
 
     def record_success(self) -> None:
+        if not self._failures:
+            return
         with self._lock:
             self._failures = self._times_opened = 0
             self._opens_until_s = self._last_error = None

@@ -18,13 +18,14 @@ constructor where it cannot authenticate.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
+from saltern.arguments import byte_view, checked_keys, room_view
 from saltern.breaker import BreakerPolicy
-from saltern.buffers import byte_view, room_view
 from saltern.credentials import ApiKeyCredentials, Credentials
 from saltern.deadline import Deadline
 from saltern.errors import (
@@ -33,9 +34,8 @@ from saltern.errors import (
     InternalError,
     InvalidArgumentError,
     SalternError,
-    UnavailableError,
 )
-from saltern.keys import KEY_BYTES, BlockHash, BlockKey, BlockKeyDeriver
+from saltern.keys import BlockHash, BlockKey, BlockKeyDeriver
 from saltern.results import (
     Deleted,
     Error,
@@ -52,8 +52,10 @@ from saltern.results import (
 from saltern.routing import Router
 from saltern.transport.memory import RegisteredBuffer
 from saltern.transport.opening import Transport
+from saltern.transport.registry import in_doubt_error
 from saltern.transport.session import Session, split_requests
 from saltern.transport.slots import GetSlot, PutSlot
+from saltern.wire import KEYS_MAX
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -220,12 +222,14 @@ class Client:
             InvalidArgumentError: a key is not 32 bytes, a payload is empty or not contiguous.
         """
         deadline = self.start_deadline(deadline_ms)
-        slots = [PutSlot(_checked_key(key), byte_view(payload)) for key, payload in items]
+        pairs = list(items)
+        keys = checked_keys([key for key, _ in pairs])
+        slots = [PutSlot(key, byte_view(payload)) for key, (_, payload) in zip(keys, pairs, strict=True)]
         for slot, place in zip(
             slots, self._router.registry.locate_doubtful([slot.view for slot in slots]), strict=True
         ):
             if place is not None:
-                slot.result = Refused(_in_doubt())
+                slot.result = Refused(in_doubt_error())
 
         def operation(session: Session) -> None:
             for slot in slots:
@@ -244,7 +248,7 @@ class Client:
             InvalidArgumentError: a key is not 32 bytes.
         """
         deadline = self.start_deadline(deadline_ms)
-        return self._get([GetSlot(_checked_key(key), None) for key in keys], deadline)
+        return self._get([GetSlot(key, None) for key in checked_keys(keys)], deadline)
 
     def get_into(
         self, keys: Sequence[BlockKey], buffers: Sequence[Buffer], *, deadline_ms: DeadlineMs = None
@@ -262,27 +266,23 @@ class Client:
         if len(keys) != len(buffers):
             raise InvalidArgumentError(f"{len(keys)} keys but {len(buffers)} buffers", reason="INVALID_ARGUMENT")
         views = [room_view(buffer) for buffer in buffers]
-        slots = [GetSlot(_checked_key(key), view) for key, view in zip(keys, views, strict=True)]
+        slots = [GetSlot(key, view) for key, view in zip(checked_keys(keys), views, strict=True)]
         return self._get(slots, deadline)
 
     def lookup(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> Lookup:
         """Ask which keys are there, without touching them; unasked keys count as absent, with ``error`` saying why."""
         deadline = self.start_deadline(deadline_ms)
-        wanted = [_checked_key(key) for key in keys]
+        wanted = checked_keys(keys)
         found = bytearray()
 
         def operation(session: Session) -> None:
-            for request in split_requests(wanted[len(found) :]):
-                found.extend(session.lookup(request, deadline))
+            while len(found) < len(wanted):
+                found.extend(session.lookup(wanted[len(found) : len(found) + KEYS_MAX], deadline))
 
         error = self._router.run(operation, deadline) if wanted else None
-        present = bytes(found) + bytes(len(wanted) - len(found))
-        prefix = present.find(0)
-        return Lookup(
-            prefix=prefix if prefix >= 0 else len(present),
-            found=tuple(map(bool, present)),
-            error=error,
-        )
+        found.extend(bytes(len(wanted) - len(found)))
+        prefix = found.find(0)
+        return Lookup(prefix if prefix >= 0 else len(found), struct.unpack(f"{len(found)}?", found), error)
 
     def exists(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> list[bool]:
         """Whether each key is there; False where the node could not be asked (``lookup`` says why)."""
@@ -295,7 +295,7 @@ class Client:
     def delete(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> Deleted:
         """Delete entries; those that are not there are not an error."""
         deadline = self.start_deadline(deadline_ms)
-        requests = list(split_requests([_checked_key(key) for key in keys]))
+        requests = list(split_requests(checked_keys(keys)))
         counts: list[int] = []
 
         def operation(session: Session) -> None:
@@ -339,7 +339,7 @@ class Client:
             slots, self._router.registry.locate_doubtful([slot.buffer for slot in slots]), strict=True
         ):
             if place is not None:
-                slot.result = Miss(_in_doubt())
+                slot.result = Miss(in_doubt_error())
 
         def operation(session: Session) -> None:
             # Rooms decide how many entries share a frame. Entries of a namespace are mostly of one size, often far
@@ -387,26 +387,9 @@ class Client:
         return deriver
 
 
-def _checked_key(key: BlockKey) -> BlockKey:
-    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-        raise InvalidArgumentError(
-            f"a block key must be {KEY_BYTES} bytes", reason="INVALID_KEY_LENGTH", hint="derive it with block_key()"
-        )
-    return key
-
-
 def _cause(error: SalternError | None) -> SalternError:
     """Why a slot has no result."""
     return error or InternalError("the transport left an entry without a result")
-
-
-def _in_doubt() -> UnavailableError:
-    """Why memory that a late node may still write to is not used (I7)."""
-    return UnavailableError(
-        "a node that missed its deadline may still write to this registered buffer",
-        reason="MEMORY_IN_DOUBT",
-        hint="it is used again as soon as the node has answered or gone; meanwhile take another buffer",
-    )
 
 
 def _too_large(size_bytes: int, limit_bytes: int) -> EntryTooLargeError:

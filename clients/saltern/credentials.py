@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -222,11 +221,14 @@ class RenewingCredentials:
         return f"{type(self).__name__}({self._current!r})"
 
     def grant(self, deadline: Deadline) -> Grant:
+        current = self._current
+        # No lock for what nearly every call does: a grant is immutable and judged by itself.
+        if time.time() < self._renew_at_s and self._is_usable(current):
+            return current
         with self._lock:
-            now_s = time.time()
             current = self._current
-            usable = now_s < current.expires_at_s and current.access_token != self._rejected_token
-            if usable and now_s < self._renew_at_s:
+            usable = self._is_usable(current)
+            if usable and time.time() < self._renew_at_s:
                 return current
             try:
                 in_flight = self._renew()
@@ -237,15 +239,27 @@ class RenewingCredentials:
         if usable:
             return current
         try:
-            return in_flight.result(timeout=deadline.remaining_s())
-        except FutureTimeoutError:
-            raise UnavailableError(
-                f"the token has expired and {self._source} has not given a new one within {deadline.timeout_ms:g} ms",
-                reason="CONTROL_PLANE_UNAVAILABLE",
-                hint="check that the control plane runs; the cache is used again as soon as it does",
-            ) from None
+            return self._wait(in_flight, deadline)
         except DeadlineExceededError as error:
             raise UnavailableError(error.message, reason="CONTROL_PLANE_UNAVAILABLE", hint=error.hint) from None
+
+    def _is_usable(self, grant: Grant) -> bool:
+        return time.time() < grant.expires_at_s and grant.access_token != self._rejected_token
+
+    def _wait(self, in_flight: Future[Grant], deadline: Deadline) -> Grant:
+        """The grant of an exchange in flight; the wait ends with the deadline or with its cancellation."""
+        over = threading.Event()
+        in_flight.add_done_callback(lambda _: over.set())
+        deadline.on_cancel(over.set)
+        over.wait(deadline.remaining_s())
+        deadline.on_cancel(None)
+        if in_flight.done():
+            return in_flight.result()
+        raise UnavailableError(
+            f"the token has expired and {self._source} has not given a new one within {deadline.timeout_ms:g} ms",
+            reason="CONTROL_PLANE_UNAVAILABLE",
+            hint="check that the control plane runs; the cache is used again as soon as it does",
+        )
 
     def reject(self, access_token: str) -> None:
         with self._lock:

@@ -24,6 +24,10 @@ class Deadline:
         self._on_cancel: Callable[[], None] | None = None
 
     @property
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    @property
     def expired(self) -> bool:
         return self._cancelled or time.monotonic() >= self._end_s
 

@@ -22,6 +22,9 @@ from saltern.transport.session import Session
 
 #: A node closes a session that is idle for ten minutes; the client lets go of it before that.
 IDLE_MAX_S = 540.0
+#: A session that was used more recently is taken without a look whether the node has closed it: if so, the call fails
+#: and is made again on a new one.
+_FRESH_S = 0.1
 #: What a timeout says depends on how long it took: nothing about the node below the first, a quick failure below the
 #: second, above it that the node holds its callers up.
 _WAIT_MIN_S = 0.001
@@ -48,6 +51,9 @@ class Failure:
 class NodePool:
     """Runs operations on sessions with one node, one thread on each session at a time.
 
+    Sessions go from idle to busy and back without a lock: ``pop`` and ``append`` of a list are atomic. The condition
+    guards how many sessions there are, and is where callers wait when that many are busy.
+
     Args:
         node: where it is.
         opener: opens a session.
@@ -60,9 +66,12 @@ class NodePool:
         self._opener = opener
         self._sessions_max = sessions_max
         self._condition = threading.Condition()
+        #: Most recently used last, so that the least used grow old.
         self._idle: list[Session] = []
-        self._busy: set[Session] = set()
+        #: Idle and busy ones; with those that are being opened at most ``sessions_max``.
+        self._open: set[Session] = set()
         self._opening = 0
+        self._waiting = 0
         self._closed = False
         self.breaker = CircuitBreaker(f"node {node.node_id}", breaker, random.random)
 
@@ -73,7 +82,7 @@ class NodePool:
         replies = 0
         try:
             self.breaker.check(began_s, patience_s=deadline.remaining_s())
-            session = self._acquire(grant, deadline)
+            session = self._acquire(grant, deadline, began_s)
             replies = session.replies
             operation(session)
         except SalternError as error:
@@ -95,16 +104,17 @@ class NodePool:
         """Close every session; operations in progress fail at once."""
         with self._condition:
             self._closed = True
-            idle, self._idle = self._idle, []
-            for session in self._busy:
-                session.abort()
             self._condition.notify_all()
-        for session in idle:
-            session.close()
+        # In this order: a session that is taken or released meanwhile meets one or the other.
+        self._close_idle()
+        with self._condition:
+            busy = list(self._open)
+        for session in busy:
+            session.abort()
 
     def forget(self) -> None:
         """Drop sessions that a fork copied, without a word to the node: they are the parent's."""
-        for session in [*self._idle, *self._busy]:
+        for session in list(self._open):
             session.forget()
 
     def _account(self, error: SalternError, began_s: float, *, answered: bool) -> None:
@@ -122,63 +132,107 @@ class NodePool:
             case _:
                 self.breaker.record_success()  # a refusal is an answer
 
-    def _acquire(self, grant: Grant, deadline: Deadline) -> Session:
-        session = self._take(deadline)
-        try:
-            if session is not None and not _fits(session, grant):
-                session.close()
-                session = None
-            if session is None:
-                session = self._opener(self.node, grant, deadline)
-            deadline.on_cancel(session.abort)
-            if session.grant.access_token != grant.access_token:
+    def _acquire(self, grant: Grant, deadline: Deadline, now_s: float) -> Session:
+        """A session to use alone until ``_release``; cancelling the deadline aborts it from now on."""
+        session = self._take_idle() or self._wait_for_place(deadline)
+        if session is not None and not _fits(session, grant, now_s):
+            self._discard(session, keep_place=True)
+            session = None
+        if session is None:
+            session = self._open_session(grant, deadline)
+        deadline.on_cancel(session.abort)
+        if session.grant.access_token != grant.access_token:
+            try:
                 session.refresh(grant, deadline)
-        except BaseException:
-            if session is not None:
-                session.close()
+            except BaseException:
+                self._discard(session)
+                raise
+        return session
+
+    def _take_idle(self) -> Session | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _wait_for_place(self, deadline: Deadline) -> Session | None:
+        """An idle session, or None with the right to open one: counted as opening until that is done."""
+        deadline.on_cancel(self._wake)
+        with self._condition:
+            # Counted before looking: whoever releases a session after that look will see it and notify.
+            self._waiting += 1
+            try:
+                while True:
+                    if self._closed:
+                        raise UnavailableError("the client was closed", reason="CLIENT_CLOSED")
+                    session = self._take_idle()
+                    if session is not None:
+                        return session
+                    if self._opening + len(self._open) < self._sessions_max:
+                        self._opening += 1
+                        return None
+                    if deadline.cancelled:
+                        raise deadline.error()
+                    if deadline.expired or not self._condition.wait(deadline.remaining_s()):
+                        raise DeadlineExceededError(
+                            f"all {self._sessions_max} sessions with node {self.node.node_id} were busy",
+                            reason="SESSIONS_BUSY",
+                            hint="raise sessions_max or the deadline, or make larger batches in fewer threads",
+                        )
+            finally:
+                self._waiting -= 1
+
+    def _open_session(self, grant: Grant, deadline: Deadline) -> Session:
+        """Open a session in a place that is counted as opening."""
+        session: Session | None = None
+        try:
+            session = self._opener(self.node, grant, deadline)
+        finally:
             with self._condition:
                 self._opening -= 1
-                self._condition.notify()
-            raise
-        with self._condition:
-            self._opening -= 1
-            self._busy.add(session)
-            closed = self._closed
+                if session is None:
+                    self._condition.notify()
+                else:
+                    self._open.add(session)
+                closed = self._closed
         if closed:
             session.abort()
         return session
 
-    def _take(self, deadline: Deadline) -> Session | None:
-        """An idle session, or None with the right to open one; counts as opening until it is busy or has failed."""
+    def _wake(self) -> None:
+        """Make every waiting caller look again; one of them was cancelled."""
         with self._condition:
-            while True:
-                if self._closed:
-                    raise UnavailableError("the client was closed", reason="CLIENT_CLOSED")
-                if self._idle or self._opening + len(self._busy) < self._sessions_max:
-                    self._opening += 1
-                    return self._idle.pop() if self._idle else None
-                if deadline.expired or not self._condition.wait(deadline.remaining_s()):
-                    raise DeadlineExceededError(
-                        f"all {self._sessions_max} sessions with node {self.node.node_id} were busy",
-                        reason="SESSIONS_BUSY",
-                        hint="raise sessions_max or the deadline, or make larger batches in fewer threads",
-                    )
+            self._condition.notify_all()
 
     def _release(self, session: Session) -> None:
+        if not session.usable:
+            self._discard(session)
+            return
+        self._idle.append(session)
+        if self._waiting:
+            with self._condition:
+                self._condition.notify()
+        if self._closed:
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        while (session := self._take_idle()) is not None:
+            self._discard(session)
+
+    def _discard(self, session: Session, *, keep_place: bool = False) -> None:
+        """Close a session; its place is free for another, or with ``keep_place`` the caller's to open one in."""
         with self._condition:
-            self._busy.discard(session)
-            keep = session.usable and not self._closed
-            if keep:
-                self._idle.append(session)
-            self._condition.notify()
-        if not keep:
-            session.close()
+            self._open.discard(session)
+            if keep_place:
+                self._opening += 1
+            else:
+                self._condition.notify()
+        session.close()
 
 
-def _fits(session: Session, grant: Grant) -> bool:
+def _fits(session: Session, grant: Grant, now_s: float) -> bool:
     """Whether an idle session may serve: same epoch, used lately, and not closed by the node meanwhile."""
-    return (
-        session.grant.epoch == grant.epoch
-        and time.monotonic() - session.last_used_s < IDLE_MAX_S
-        and not session.is_stale()
+    idle_s = now_s - session.last_used_s
+    return session.grant.epoch == grant.epoch and (
+        idle_s < _FRESH_S or (idle_s < IDLE_MAX_S and not session.is_stale())
     )

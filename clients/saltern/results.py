@@ -28,6 +28,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
+
 from saltern.errors import (
     FailedPreconditionError,
     NotFoundError,
@@ -102,8 +104,7 @@ GetResult: TypeAlias = Hit | Miss | Error
 PutResult: TypeAlias = Stored | AlreadyStored | Refused | Error
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
+class Lookup(msgspec.Struct, frozen=True):
     """Which keys of a batch are there.
 
     Attributes:

@@ -52,6 +52,7 @@ class Router:
         self._closed = False
         self._lock = threading.Lock()
         self._pools: dict[NodeEndpoint, NodePool] = {}
+        self._placed: tuple[Grant, NodePool] | None = None
         _routers.add(self)
 
     @property
@@ -85,7 +86,7 @@ class Router:
         """Close every session; operations in progress in other threads end at once."""
         with self._lock:
             self._closed = True
-            pools, self._pools = list(self._pools.values()), {}
+            pools, self._pools, self._placed = list(self._pools.values()), {}, None
         _routers.discard(self)
         for pool in pools:
             pool.close()
@@ -93,28 +94,31 @@ class Router:
 
     def after_fork(self) -> None:
         """In a child: drop the parent's sessions without a word, and locks that the parent's threads held."""
-        pools, self._pools = list(self._pools.values()), {}
+        pools, self._pools, self._placed = list(self._pools.values()), {}, None
         self._lock = threading.Lock()
         self._credentials.after_fork()
         for pool in pools:
             pool.forget()
 
     def _pool(self, grant: Grant) -> NodePool:
+        placed = self._placed
+        if placed is not None and placed[0] is grant:
+            return placed[1]
         try:
             node = place_namespace(grant.namespace, grant.nodes)
         except UnavailableError:
             self._credentials.renew_soon()
             raise
         with self._lock:
-            pool = self._pools.get(node)
-            if pool is not None:
-                return pool
             if self._closed:
                 raise UnavailableError("the client was closed", reason="CLIENT_CLOSED")
             gone = [self._pools.pop(other) for other in list(self._pools) if other not in grant.nodes]
-            pool = self._pools[node] = NodePool(
-                node, self._open_session, sessions_max=self._sessions_max, breaker=self._breaker_policy
-            )
+            pool = self._pools.get(node)
+            if pool is None:
+                pool = self._pools[node] = NodePool(
+                    node, self._open_session, sessions_max=self._sessions_max, breaker=self._breaker_policy
+                )
+            self._placed = grant, pool
         for old in gone:
             old.close()
         return pool

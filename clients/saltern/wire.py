@@ -210,7 +210,7 @@ def decode_body(kind: type[BodyT], data: bytes | bytearray | memoryview) -> Body
     return body
 
 
-def encode_request(opcode: Opcode, request_id: int, body: bytes, payload_bytes: int = 0) -> bytes:
+def encode_request(opcode: int, request_id: int, body: bytes, payload_bytes: int = 0) -> bytes:
     """Encode header and body of a request; the payload, if any, follows separately and is not copied."""
     return HEADER.pack(MAGIC, VERSION, opcode, 0, request_id, len(body), 0, payload_bytes) + body
 
@@ -280,14 +280,7 @@ def decode_header(data: bytes | bytearray | memoryview, *, body_max_bytes: int =
         raise _too_large("body", body_bytes, body_max_bytes)
     if payload_bytes > PAYLOAD_MAX_BYTES:
         raise _too_large("payload", payload_bytes, PAYLOAD_MAX_BYTES)
-    return Header(
-        opcode=opcode & ~REPLY_BIT,
-        request_id=request_id,
-        body_bytes=body_bytes,
-        payload_bytes=payload_bytes,
-        status=status,
-        is_reply=bool(opcode & REPLY_BIT),
-    )
+    return Header(opcode & ~REPLY_BIT, request_id, body_bytes, payload_bytes, status, opcode >= REPLY_BIT)
 
 
 def _too_large(what: str, given_bytes: int, limit_bytes: int) -> ProtocolError:

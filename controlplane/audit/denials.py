@@ -1,8 +1,9 @@
 """Denied attempts are audited too, in a transaction of their own, and without giving anybody a way to fill the disk.
 
 Anyone on the network can be denied as often as they like. So each minute a chain takes at most ``ROWS_PER_KIND`` rows
-of one kind (actor, method, reason) and ``ROWS_PER_CHAIN`` in all; what comes on top is counted in the log. The bound is
-per chain, so that a flood from nowhere (the platform's chain) cannot hide an attempt from inside a tenant (its own).
+of one kind (actor, method, reason), ``ROWS_PER_ACTOR`` of one actor and ``ROWS_PER_CHAIN`` in all; what comes on top is
+counted in the log. The bounds are per chain, so that a flood from nowhere (the platform's chain) cannot hide an attempt
+from inside a tenant (its own); and per actor, so that no one key, and nobody without one, can hide another's attempts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from datetime import datetime
 
 import structlog
 
+from controlplane.audit.redaction import redacted
 from controlplane.audit.trail import record
 from controlplane.clock import Clock, utc_now
 from controlplane.db.models import PLATFORM_CHAIN, AuditOutcome
@@ -21,6 +23,7 @@ from saltern.errors import SalternError
 from saltern.names import TenantId
 
 ROWS_PER_KIND = 5
+ROWS_PER_ACTOR = 20
 ROWS_PER_CHAIN = 60
 ANONYMOUS = "anonymous"
 _WINDOW_S = 60
@@ -90,7 +93,8 @@ class DenialLog:
             if window is not None:
                 _log_suppressed(chain, window)
             window = self._windows[chain] = _Window(number)
-        if window.rows[kind] >= ROWS_PER_KIND or window.rows.total() >= ROWS_PER_CHAIN:
+        of_actor = sum(rows for (actor, _, _), rows in window.rows.items() if actor == kind[0])
+        if window.rows[kind] >= ROWS_PER_KIND or of_actor >= ROWS_PER_ACTOR or window.rows.total() >= ROWS_PER_CHAIN:
             if window.suppressed == 0:
                 _log.warning(
                     "denied attempts are now counted, not recorded", chain=chain, actor=kind[0], reason=kind[2]
@@ -113,7 +117,8 @@ def _log_suppressed(chain: str, window: _Window) -> None:
 
 
 def _printable(text: str) -> str:
-    """What a hostile caller wrote, fit for the database and for a reader: short, without control characters."""
+    """What a hostile caller wrote, fit for the database and for a reader: short, no control characters, no secrets."""
     return "".join(
-        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:_TEXT_MAX_CHARS]
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}"
+        for character in redacted(text)[:_TEXT_MAX_CHARS]
     )

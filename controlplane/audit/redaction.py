@@ -15,7 +15,11 @@ _SECRET_WORDS = frozenset(
 )
 #: Names that hold such a word and are no secret.
 _HARMLESS_NAMES = frozenset({"block_tokens"})
-_TOKEN_PATTERN = re.compile(r"eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+", re.ASCII)
+#: API keys, tokens, and the bootstrap token (``controlplane.auth.bootstrap``).
+_SECRET_TEXT = re.compile(
+    rf"{API_KEY_PATTERN.pattern}|eyJ[A-Za-z0-9_-]{{10,}}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+|bootstrap-saltern-[A-Za-z0-9_-]{{43}}",
+    re.ASCII,
+)
 
 
 def require_no_secrets(value: object) -> None:
@@ -37,9 +41,14 @@ def require_no_secrets(value: object) -> None:
             for member in value:
                 require_no_secrets(member)
         case str():
-            if API_KEY_PATTERN.search(value) or _TOKEN_PATTERN.search(value):
+            if _SECRET_TEXT.search(value):
                 raise InvalidArgumentError(
                     "a text of the request holds an API key or a token",
                     reason="SECRET_IN_FIELD",
                     hint="take it out; if others may have seen it, delete that key",
                 )
+
+
+def redacted(text: str) -> str:
+    """``text`` without the API keys and tokens in it: of a denied attempt the trail keeps what else was written."""
+    return _SECRET_TEXT.sub("<secret>", text)

@@ -48,6 +48,7 @@ async def record(
     """
     require_no_secrets(before)
     require_no_secrets(after)
+    require_no_secrets([actor, resource, request_id])
     chain = tenant or PLATFORM_CHAIN
     await lock_audit_chain(session, chain)
     event = append(

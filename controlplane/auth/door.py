@@ -1,40 +1,50 @@
 """The door of the control plane: a grpc.aio interceptor that lets a call in only with a verified caller (I1).
 
 Services that hand out the means to authenticate, or tell only that the service is up, are open; everything else needs
-``authorization: Bearer TOKEN`` metadata. The check runs inside the handler, so that it has the call's context to refuse
-with a whole status, and so that the caller is set for exactly the coroutine that serves the call.
+``authorization: Bearer TOKEN`` metadata. A token is verified before the message is read, so that nobody without one can
+make the service hold a message; the credential behind it afterwards, at the last moment before the act. Every tenant,
+and everybody without a token, has a share of the calls, so that none can take all the places.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, NoReturn, TypeAlias
+from contextlib import asynccontextmanager
+from typing import Any, Final, NoReturn
 
 import grpc
-from google.protobuf.message import Message
 
 from controlplane.audit import DenialLog
 from controlplane.audit.denials import ANONYMOUS
 from controlplane.auth.verifier import TokenVerifier, to_caller
 from controlplane.caller import calling_as
-from controlplane.rpc import Context, to_saltern_error
+from controlplane.rpc import RETRY_AFTER_MS, Context, to_saltern_error
 from saltern.errors import FailedPreconditionError, PermissionDeniedError, ResourceExhaustedError, UnauthenticatedError
 from saltern.rpc_errors import abort
+from saltern.rpc_intake import Admission, Handler, MessageLimits, take_in
 from tenants.tokens import Claims
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-OPEN_SERVICES: Final = frozenset(
-    {
-        "saltern.auth.v1.AuthService",
-        "grpc.health.v1.Health",
-        "grpc.reflection.v1alpha.ServerReflection",
-        "grpc.reflection.v1.ServerReflection",
-    }
-)
+#: Open to everybody, with the number of calls at a time that all of them together may have.
+OPEN_SERVICES: Final = {
+    "saltern.auth.v1.AuthService": 256,
+    "grpc.health.v1.Health": 64,
+    "grpc.reflection.v1alpha.ServerReflection": 16,
+    "grpc.reflection.v1.ServerReflection": 16,
+}
+TENANT_CALLS_MAX: Final = 64
+#: Every node has a policy stream open.
+PLATFORM_CALLS_MAX: Final = 1024
 #: Refusals that go into the audit trail; a database that is away is no attempt at anything.
 SECURITY_REFUSALS: Final = (UnauthenticatedError, PermissionDeniedError, FailedPreconditionError)
 _ADMIN_PACKAGE: Final = "saltern.admin.v1."
 ADMIN_REQUEST_MAX_BYTES: Final = 1024 * 1024
+_MESSAGE_WAIT_S: Final = 10.0
+_FIELDS_MAX: Final = 64
+_OPEN_LIMITS: Final = MessageLimits(bytes_max=64 * 1024, fields_max=_FIELDS_MAX, wait_s=_MESSAGE_WAIT_S)
+_ADMIN_LIMITS: Final = MessageLimits(bytes_max=ADMIN_REQUEST_MAX_BYTES, fields_max=_FIELDS_MAX, wait_s=_MESSAGE_WAIT_S)
+#: A report names every tenant; the server's own limit on messages holds.
+_NODE_LIMITS: Final = MessageLimits(bytes_max=2**31, fields_max=None, wait_s=_MESSAGE_WAIT_S)
 
 
 class AuthenticationDoor(grpc.aio.ServerInterceptor):
@@ -43,6 +53,7 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
     def __init__(self, verifier: TokenVerifier, denials: DenialLog) -> None:
         self._verifier = verifier
         self._denials = denials
+        self._calls: Counter[str] = Counter()
 
     async def intercept_service(
         self,
@@ -51,12 +62,21 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method.lstrip("/")
-        if handler is None or method.partition("/")[0] in OPEN_SERVICES:
-            return handler
-        return self._guard(handler, method)
+        service = method.partition("/")[0]
+        if handler is None:
+            return None
+        if service in OPEN_SERVICES:
+            return take_in(handler, self._place(service, OPEN_SERVICES[service]), _OPEN_LIMITS)
+        try:
+            claims = self._verifier.verify_claims(bearer_token(handler_call_details.invocation_metadata or ()))
+        except Exception as error:
+            return self._refusing(error, method)
+        limits = _ADMIN_LIMITS if method.startswith(_ADMIN_PACKAGE) else _NODE_LIMITS
+        calls_max = PLATFORM_CALLS_MAX if claims.tenant is None else TENANT_CALLS_MAX
+        return take_in(self._guard(handler, claims, method), self._place(claims.tenant or "", calls_max), limits)
 
-    def _guard(self, handler: Handler, method: str) -> Handler:
-        """The same handler behind the check, of the same cardinality."""
+    def _guard(self, handler: Handler, claims: Claims, method: str) -> Handler:
+        """The same handler, of the same cardinality, behind the check of the credential."""
         codec = {
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
@@ -65,7 +85,7 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
             inner_unary: Any = handler.unary_unary  # the stubs know only synchronous handlers
 
             async def unary(request: Any, context: Context) -> Any:
-                claims = await self._admit(request, context, method)
+                await self._check_credential(claims, context, method)
                 with calling_as(to_caller(claims)):
                     return await inner_unary(request, context)
 
@@ -74,27 +94,42 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
         inner_stream: Any = handler.stream_stream
 
         async def stream(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-            claims = await self._admit(None, context, method)
+            await self._check_credential(claims, context, method)
             with calling_as(to_caller(claims)):
                 async for response in inner_stream(requests, context):
                     # A stream may outlive its token, never the credential behind it.
-                    await self._check_again(claims, context, method)
+                    await self._check_credential(claims, context, method)
                     yield response
 
         return grpc.stream_stream_rpc_method_handler(stream, **codec)
 
-    async def _admit(self, request: Message | None, context: Context, method: str) -> Claims:
-        """Verify the call; ends it with a status if it may not go on."""
-        claims = None
-        try:
-            claims = self._verifier.verify_claims(bearer_token(context.invocation_metadata() or ()))
-            await self._verifier.check_credential(claims)
-            check_request_size(request, method)
-        except Exception as error:
-            await self._refuse(error, claims, context, method)
-        return claims
+    def _refusing(self, error: Exception, method: str) -> Handler:
+        """A handler of any call that refuses it before anything of it is read."""
 
-    async def _check_again(self, claims: Claims, context: Context, method: str) -> None:
+        async def refuse(_requests: object, context: Context) -> NoReturn:
+            await self._refuse(error, None, context, method)
+
+        return grpc.stream_unary_rpc_method_handler(refuse)
+
+    def _place(self, owner: str, calls_max: int) -> Admission:
+        """Admits at most ``calls_max`` calls of ``owner`` at a time."""
+
+        @asynccontextmanager
+        async def place(context: Context) -> AsyncIterator[None]:
+            if self._calls[owner] >= calls_max:
+                await abort(context, _too_many_calls(calls_max))
+            self._calls[owner] += 1
+            try:
+                yield
+            finally:
+                self._calls[owner] -= 1
+                if not self._calls[owner]:
+                    del self._calls[owner]
+
+        return place
+
+    async def _check_credential(self, claims: Claims, context: Context, method: str) -> None:
+        """Ends the call with a status if the credential behind the token is no longer what it was."""
         try:
             await self._verifier.check_credential(claims)
         except Exception as error:
@@ -133,15 +168,11 @@ def bearer_token(metadata: Any) -> str:
     return token
 
 
-def check_request_size(request: Message | None, method: str) -> None:
-    """Administrative requests are small; raises ResourceExhaustedError (MESSAGE_TOO_LARGE) for one above 1 MiB."""
-    if request is None or not method.startswith(_ADMIN_PACKAGE):
-        return
-    size_bytes = request.ByteSize()
-    if size_bytes > ADMIN_REQUEST_MAX_BYTES:
-        raise ResourceExhaustedError(
-            f"the request is {size_bytes} bytes, above the limit of {ADMIN_REQUEST_MAX_BYTES}",
-            reason="MESSAGE_TOO_LARGE",
-            hint="send less in one request",
-            metadata={"limit_bytes": str(ADMIN_REQUEST_MAX_BYTES)},
-        )
+def _too_many_calls(calls_max: int) -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        f"{calls_max} calls are in progress already, and that is this caller's share",
+        reason="TOO_MANY_CALLS",
+        hint="wait for answers before making more calls",
+        retry_after_ms=RETRY_AFTER_MS,
+        metadata={"limit_calls": str(calls_max)},
+    )

@@ -61,7 +61,6 @@ async def verify_api_key(session: AsyncSession, secret: str, now: datetime) -> C
     Raises:
         UnauthenticatedError: API_KEY_MALFORMED, or API_KEY_INVALID where it is unknown, deleted, expired or wrong: one
             answer for all, so that nobody learns which keys exist.
-        FailedPreconditionError: TENANT_SUSPENDED.
     """
     lookup = parse_api_key(secret)
     statement = (
@@ -77,9 +76,7 @@ async def verify_api_key(session: AsyncSession, secret: str, now: datetime) -> C
             reason="API_KEY_INVALID",
             hint="it may be mistyped, expired or deleted, or belong to another deployment; ask for a new one",
         )
-    credential = Credential(found.ApiKey, found.Tenant)
-    require_active(credential.tenant)
-    return credential
+    return Credential(found.ApiKey, found.Tenant)
 
 
 def is_expired(key: models.ApiKey, now: datetime) -> bool:

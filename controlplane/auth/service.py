@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 import structlog
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.audit import DenialLog
+from controlplane.audit.denials import ANONYMOUS
 from controlplane.auth import bootstrap
 from controlplane.auth.exchange import (
     Credential,
@@ -15,6 +18,7 @@ from controlplane.auth.exchange import (
     grant_namespace,
     issue_token,
     note_use,
+    require_active,
     verify_api_key,
 )
 from controlplane.auth.key_set import encode_key_set
@@ -26,11 +30,17 @@ from controlplane.rpc import Context, unary
 from controlplane.secrets import KeyEncryptionKey
 from controlplane.settings import TOKEN_LIFETIME_DEFAULT_S
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
-from saltern.errors import InvalidArgumentError, UnauthenticatedError
-from saltern.names import ApiKeyId, NamespaceId, parse_identifier, parse_namespace_id
+from saltern.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from saltern.names import ApiKeyId, NamespaceId, namespace_name, parse_identifier, parse_namespace_id
 from tenants.tokens import Audience
 
 _AUDIENCES: Final = {auth_pb2.AUDIENCE_CONTROL: Audience.CONTROL, auth_pb2.AUDIENCE_NODE: Audience.NODE}
+_EXCHANGE_METHOD: Final = "saltern.auth.v1.AuthService/ExchangeApiKey"
 _FIRST_API_KEY_ID: Final = "bootstrap-admin"
 
 _log = structlog.get_logger(__name__)
@@ -68,14 +78,39 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
     ) -> auth_pb2.ExchangeApiKeyResponse:
         audience, namespace_id = _decode_audience(request)
         now = self._clock()
+        actor, tenant = ANONYMOUS, None
+        try:
+            async with self._database.transaction() as session:
+                credential = await verify_api_key(session, request.api_key, now)
+                actor, tenant = credential.name, credential.tenant_id
+                require_active(credential.tenant)
+                return await self._exchange(session, credential, audience, namespace_id, now)
+        except (UnauthenticatedError, PermissionDeniedError, FailedPreconditionError) as error:
+            _log.info("exchange refused", reason=error.reason)
+            # Outside the transaction, which is undone: an attempt belongs to the trail although nothing came of it.
+            await self._denials.record_denied(
+                error,
+                method=_EXCHANGE_METHOD,
+                resource=namespace_name(tenant, namespace_id) if tenant and namespace_id else "",
+                tenant=tenant,
+                actor=actor,
+            )
+            raise
+
+    async def _exchange(
+        self,
+        session: AsyncSession,
+        credential: Credential,
+        audience: Audience,
+        namespace_id: NamespaceId | None,
+        now: datetime,
+    ) -> auth_pb2.ExchangeApiKeyResponse:
         grant: NamespaceGrant | None = None
         nodes: list[models.Node] = []
-        async with self._database.transaction() as session:
-            credential = await verify_api_key(session, request.api_key, now)
-            if namespace_id is not None:
-                grant = await grant_namespace(session, self._key_encryption_key, credential, namespace_id)
-                nodes = await live_nodes(session, now)
-            await note_use(session, credential, now)
+        if namespace_id is not None:
+            grant = await grant_namespace(session, self._key_encryption_key, credential, namespace_id)
+            nodes = await live_nodes(session, now)
+        await note_use(session, credential, now)
         token, claims = issue_token(
             self._key_ring, credential, audience, namespace_id, now=now, lifetime_s=self._token_lifetime_s
         )

@@ -10,8 +10,8 @@ from typing import Final
 
 import structlog
 
-from controlplane.audit import record
-from controlplane.caller import authorise
+from controlplane.audit import DenialLog, record
+from controlplane.caller import Caller, authorise, current_caller
 from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, bump_policy_version
 from controlplane.node import registry
@@ -19,13 +19,13 @@ from controlplane.node.decode import decode_books, decode_facts
 from controlplane.node.policy_feed import PolicyFeed
 from controlplane.node.snapshot import compose_policy, encode_policy, read_policy_rows
 from controlplane.rpc import Context, stream, unary
-from saltern.errors import InvalidArgumentError
+from saltern.errors import InvalidArgumentError, PermissionDeniedError
 from saltern.names import NodeId, node_name, parse_node_id
 from saltern.node.v1 import node_pb2, node_pb2_grpc
 from tenants.roles import Permission
 from tenants.tokens import KeySet
 
-_REGISTER_METHOD: Final = "saltern.node.v1.NodeService/RegisterNode"
+_SERVICE: Final = "saltern.node.v1.NodeService"
 _ERROR_MESSAGE_MAX_CHARS: Final = 500
 
 _log = structlog.get_logger(__name__)
@@ -34,17 +34,20 @@ _log = structlog.get_logger(__name__)
 class NodeService(node_pb2_grpc.NodeServiceServicer):
     """Serves cache nodes; every method needs the role node."""
 
-    def __init__(self, database: Database, feed: PolicyFeed, key_set: KeySet, clock: Clock = utc_now) -> None:
+    def __init__(
+        self, *, database: Database, feed: PolicyFeed, key_set: KeySet, denials: DenialLog, clock: Clock = utc_now
+    ) -> None:
         self._database = database
         self._feed = feed
         self._key_set = key_set
+        self._denials = denials
         self._clock = clock
 
     @unary
     async def RegisterNode(  # noqa: N802 (gRPC's spelling)
         self, request: node_pb2.RegisterNodeRequest, context: Context
     ) -> node_pb2.RegisterNodeResponse:
-        caller = authorise(Permission.NODE_SERVE, None)
+        caller = await self._authorise("RegisterNode")
         node, facts = parse_node_id(request.node_id), decode_facts(request)
         now = self._clock()
         async with self._database.transaction() as session:
@@ -53,7 +56,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 session,
                 tenant=None,
                 actor=caller.subject,
-                method=_REGISTER_METHOD,
+                method=f"{_SERVICE}/RegisterNode",
                 resource=node_name(node),
                 now=now,
                 after={
@@ -74,7 +77,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     async def StreamPolicy(  # noqa: N802
         self, requests: AsyncIterator[node_pb2.StreamPolicyRequest], context: Context
     ) -> AsyncIterator[node_pb2.StreamPolicyResponse]:
-        authorise(Permission.NODE_SERVE, None)
+        await self._authorise("StreamPolicy")
         first = await anext(aiter(requests), None)
         if first is None:
             raise InvalidArgumentError("the stream ended before its first message", reason="NODE_MISSING")
@@ -105,7 +108,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     async def ReportUsage(  # noqa: N802
         self, request: node_pb2.ReportUsageRequest, context: Context
     ) -> node_pb2.ReportUsageResponse:
-        authorise(Permission.NODE_SERVE, None)
+        await self._authorise("ReportUsage")
         node, books = parse_node_id(request.node_id), decode_books(request)
         now = self._clock()
         async with self._database.transaction() as session:
@@ -114,6 +117,17 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             row.applied_version = request.applied_version
             await registry.replace_usage(session, node, books, now)
         return node_pb2.ReportUsageResponse()
+
+    async def _authorise(self, method: str) -> Caller:
+        """The caller, if it is a node; an attempt by anybody else is audited (I11)."""
+        try:
+            return authorise(Permission.NODE_SERVE, None)
+        except PermissionDeniedError as error:
+            caller = current_caller()
+            await self._denials.record_denied(
+                error, method=f"{_SERVICE}/{method}", tenant=caller.tenant, actor=caller.subject
+            )
+            raise
 
     async def _next_policy(self, node: NodeId, fencing_epoch: int) -> node_pb2.PolicySnapshot:
         async with self._database.transaction() as session:

@@ -67,7 +67,11 @@ async def read_version(session: AsyncSession) -> int:
 
 
 def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
-    """What ``node`` must know: its share of every quota (I4) and the namespaces that exist. Holds no secret."""
+    """What ``node`` must know: its share of every quota (I4) and the namespaces that exist. Holds no secret.
+
+    The shares of one version never sum past the quota. While a new version is on its way, a node that gains may apply
+    it before a node that loses: only shares held as leases, handed on when given back, can rule that out.
+    """
     capacities = {tier: _capacities(rows.nodes, tier) for tier in Tier}
     quotas: dict[str, dict[Tier, TierQuota]] = defaultdict(dict)
     for row in rows.quotas:

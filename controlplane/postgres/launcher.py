@@ -28,6 +28,7 @@ from types import TracebackType
 import psycopg
 from sqlalchemy import URL
 
+from controlplane.files import make_folder
 from controlplane.postgres.account import ServerAccount, check_data_dir_reachable, choose_account
 from controlplane.postgres.binaries import ServerBinaries, find_binaries
 from controlplane.postgres.lock import launcher_lock
@@ -271,7 +272,7 @@ def _prepare_data_dir(paths: _Paths) -> ServerAccount:
     """Make the data directory where missing, and choose an account that can reach it."""
     account = choose_account(paths.cluster)
     # Another account has to pass through to its cluster, but not to list. A folder made by others keeps its mode.
-    paths.data_dir.mkdir(mode=0o700 if account.is_self else 0o711, parents=True, exist_ok=True)
+    make_folder(paths.data_dir, 0o700 if account.is_self else 0o711)
     check_data_dir_reachable(paths.data_dir, account)
     return account
 

@@ -131,11 +131,12 @@ def load_key_encryption_key(
             hint=f"restore the file from a backup, or set {ENVIRONMENT_NAME}",
         ) from None
     with os.fdopen(descriptor) as file:
-        if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+        info = os.fstat(file.fileno())
+        if info.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(info.st_mode) & 0o077:
             raise FailedPreconditionError(
-                f"the key-encryption key {path} can be read by others",
+                f"the key-encryption key {path} can be read by others or is theirs",
                 reason="KEY_ENCRYPTION_KEY_EXPOSED",
-                hint=f"chmod 600 {path}, and think about who has read it",
+                hint=f"chown it to this user and chmod 600 {path}, and think about who has read it",
             )
         return LocalKeyEncryptionKey(_parse(file.read(2 * _KEY_BYTES + 2), str(path)))
 

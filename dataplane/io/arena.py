@@ -51,8 +51,8 @@ class Arena:
 
     def close(self) -> None:
         """Give the memory back; with views still in use it goes when the last of them does."""
-        self._view.release()
         with contextlib.suppress(BufferError):
+            self._view.release()
             self._memory.close()
 
     def _prefault(self) -> None:

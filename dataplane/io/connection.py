@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 
 import structlog
 
+from dataplane.io import letting_go
 from dataplane.io.conversation import Conversation
 from dataplane.io.session import NodeState, Session, too_many_sessions
 from dataplane.io.stream import READ, TURN, WAKE, WRITE, ByteStream, PeerGoneError, Want
@@ -90,9 +91,11 @@ class Connection:
             self._loop.remove_reader(self._fileno)
         if self._writes:
             self._loop.remove_writer(self._fileno)
-        self._script.close()
-        self._stream.close()
-        self._on_close(self)
+        try:
+            self._script.close()
+        finally:
+            self._stream.close()
+            self._on_close(self)
 
     def _step(self) -> None:
         if self._want is None:
@@ -147,6 +150,8 @@ class SessionTable:
         self._node = node
         self._limits = limits
         self._connections: set[Connection] = set()
+        #: Those before HELLO, the oldest first.
+        self._unopened: dict[Connection, None] = {}
         self._by_tenant: Counter[TenantId] = Counter()
         self._sweeper: asyncio.TimerHandle | None = None
         self._on_empty: asyncio.Event | None = None
@@ -177,8 +182,11 @@ class SessionTable:
 
     def adopt(self, sock: socket.socket, *, takes_descriptors: bool) -> None:
         """Serve an accepted socket, or answer TOO_MANY_SESSIONS and close it."""
-        unopened = len(self._connections) - self._by_tenant.total()
-        if len(self._connections) >= self._limits.sessions_max or unopened >= self._limits.unopened_max:
+        is_full = len(self._connections) >= self._limits.sessions_max
+        if self._unopened and (is_full or len(self._unopened) >= self._limits.unopened_max):
+            # Whoever means it says HELLO at once and is not the oldest for long.
+            next(iter(self._unopened)).close()
+        if len(self._connections) >= self._limits.sessions_max:
             _refuse(sock)
             return
         sock.setblocking(False)
@@ -188,17 +196,20 @@ class SessionTable:
             asyncio.get_running_loop(), sock, stream, Conversation(stream, session, self._limits), self._forget
         )
         self._connections.add(connection)
+        self._unopened[connection] = None
         connection.start()
 
     def _claim_place(self, connection: Connection, tenant: TenantId) -> bool:
         if self._by_tenant[tenant] >= self._limits.tenant_sessions_max:
             return False
         self._by_tenant[tenant] += 1
+        del self._unopened[connection]
         connection.tenant = tenant
         return True
 
     def _forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self._unopened.pop(connection, None)
         if connection.tenant is not None:
             self._by_tenant[connection.tenant] -= 1
             if not self._by_tenant[connection.tenant]:
@@ -239,6 +250,10 @@ class Door:
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_PER_EVENT):
+            if self._takes_descriptors and letting_go.is_overloaded():
+                _log.warning("clients hold up the closing of descriptors; the unix door waits")
+                self._look_away()
+                return
             try:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -246,9 +261,7 @@ class Door:
             except OSError as error:
                 # Out of descriptors: the listener would stay readable, so look away for a moment instead of spinning.
                 _log.error("cannot accept a connection", error=str(error))
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(self._listener.fileno())
-                self._pause = loop.call_later(_ACCEPT_PAUSE_S, self.open)
+                self._look_away()
                 return
             if sock.family == socket.AF_UNIX:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
@@ -256,12 +269,15 @@ class Door:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._table.adopt(sock, takes_descriptors=self._takes_descriptors)
 
+    def _look_away(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener.fileno())
+        self._pause = loop.call_later(_ACCEPT_PAUSE_S, self.open)
+
 
 def _refuse(sock: socket.socket) -> None:
     error = too_many_sessions("the node has too many sessions open")
-    with sock:
-        sock.setblocking(False)
-        try:
-            sock.send(wire.encode_error_reply(wire.Opcode.PING, 0, error))
-        except OSError:
-            return
+    sock.setblocking(False)
+    with contextlib.suppress(OSError):
+        sock.send(wire.encode_error_reply(wire.Opcode.PING, 0, error))
+    letting_go.close_descriptor(sock.detach())  # a unix client may have sent descriptors already

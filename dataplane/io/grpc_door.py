@@ -1,13 +1,16 @@
 """The gRPC door: ``saltern.cache.v1.CacheService`` for every other language, over the same gate and the same core.
 
-A token is verified before a request's message is read, so that only tenants can make the node hold large messages.
+A token is verified before a request's message is read, so that only tenants can make the node hold large messages; and
+each tenant has so many calls at a time, so that it can hold up only itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -18,26 +21,38 @@ from dataplane.core.partition import Partition
 from dataplane.io.batches import GetBatch, PutBatch
 from dataplane.io.session import NodeState
 from dataplane.io.tcp import bind_error
-from dataplane.settings import Endpoint
 from saltern import wire
 from saltern.cache.v1 import cache_pb2, cache_pb2_grpc
+from saltern.endpoints import Endpoint
 from saltern.errors import (
     AlreadyExistsError,
     InternalError,
     InvalidArgumentError,
+    ResourceExhaustedError,
     SalternError,
     UnauthenticatedError,
     UnavailableError,
 )
 from saltern.keys import KEY_BYTES, BlockKey
+from saltern.names import TenantId
 from saltern.rpc_errors import abort
+from saltern.rpc_intake import MessageLimits, take_in
 from tenants.roles import Permission
 
 _log = structlog.get_logger(__name__)
 PUT_BLOCKS_MAX: Final = 1024
-#: The largest payload with room for keys and framing.
-MESSAGE_MAX_BYTES: Final = wire.PAYLOAD_MAX_BYTES + 1024 * 1024
+#: The entries of one call. Less than on the wire protocol, because here they are held in memory, twice.
+CALL_MAX_BYTES: Final = wire.ENTRY_MAX_BYTES
+#: That with room for keys and framing.
+MESSAGE_MAX_BYTES: Final = CALL_MAX_BYTES + 1024 * 1024
 _CONCURRENT_CALLS_MAX: Final = 64
+TENANT_CALLS_MAX: Final = 8
+#: Keys of a lookup, and the few other fields that a request has.
+_MESSAGE_LIMITS: Final = MessageLimits(bytes_max=MESSAGE_MAX_BYTES, fields_max=wire.KEYS_MAX + 16, wait_s=30)
+_HANDSHAKE_TIMEOUT_MS: Final = 10_000
+_KEEPALIVE_TIME_MS: Final = 30_000
+_KEEPALIVE_TIMEOUT_MS: Final = 10_000
+_METADATA_MAX_BYTES: Final = 16 * 1024
 _TURN_BYTES: Final = 4 * 1024 * 1024
 _SCHEME: Final = "Bearer "
 
@@ -114,12 +129,12 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         batch = GetBatch(self._node.blocks, partition, keys, None)
         turn_left_bytes = _TURN_BYTES
         try:
-            if batch.payload_bytes > wire.PAYLOAD_MAX_BYTES:
+            if batch.payload_bytes > CALL_MAX_BYTES:
                 raise InvalidArgumentError(
-                    f"the blocks are {batch.payload_bytes} bytes, above the limit of {wire.PAYLOAD_MAX_BYTES}",
+                    f"the blocks are {batch.payload_bytes} bytes, above the limit of {CALL_MAX_BYTES}",
                     reason="PAYLOAD_TOO_LARGE",
                     hint="split the batch",
-                    metadata={"limit_bytes": str(wire.PAYLOAD_MAX_BYTES)},
+                    metadata={"limit_bytes": str(CALL_MAX_BYTES)},
                 )
             if batch.fetch is not None:
                 arrived = asyncio.Event()
@@ -155,10 +170,11 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
 
 
 class TokenFirst(grpc.aio.ServerInterceptor):
-    """Refuses a call without a valid token before its message is read."""
+    """Refuses a call without a valid token, or one too many of its tenant, before its message is read."""
 
     def __init__(self, node: NodeState) -> None:
         self._node = node
+        self._calls: Counter[TenantId | None] = Counter()
 
     async def intercept_service(
         self,
@@ -168,11 +184,32 @@ class TokenFirst(grpc.aio.ServerInterceptor):
         try:
             if self._node.is_draining:
                 raise UnavailableError("the node is shutting down", reason="DRAINING", hint="use another node")
-            self._node.gate.verify(bearer_token(handler_call_details.invocation_metadata))
+            claims = self._node.gate.verify(bearer_token(handler_call_details.invocation_metadata))
         except SalternError as error:
             # A handler of a request *stream* is called before anything is received.
             return grpc.stream_unary_rpc_method_handler(functools.partial(_refuse, error))
-        return await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        return take_in(handler, functools.partial(self._place, claims.tenant), _MESSAGE_LIMITS)
+
+    @asynccontextmanager
+    async def _place(self, tenant: TenantId | None, context: Context) -> AsyncIterator[None]:
+        if self._calls[tenant] >= TENANT_CALLS_MAX:
+            error = ResourceExhaustedError(
+                f"the tenant has {TENANT_CALLS_MAX} calls in progress on this node, and that is the limit",
+                reason="TOO_MANY_CALLS",
+                hint="wait for answers, put more blocks into each call, or use the wire protocol",
+                retry_after_ms=1000,
+            )
+            await abort(context, error)
+        self._calls[tenant] += 1
+        try:
+            yield
+        finally:
+            self._calls[tenant] -= 1
+            if not self._calls[tenant]:
+                del self._calls[tenant]
 
 
 async def start_grpc_door(node: NodeState, endpoint: Endpoint) -> tuple[grpc.aio.Server, Endpoint]:
@@ -188,6 +225,11 @@ async def start_grpc_door(node: NodeState, endpoint: Endpoint) -> tuple[grpc.aio
             ("grpc.max_receive_message_length", MESSAGE_MAX_BYTES),
             ("grpc.max_send_message_length", MESSAGE_MAX_BYTES),
             ("grpc.so_reuseport", 0),
+            ("grpc.max_metadata_size", _METADATA_MAX_BYTES),
+            ("grpc.max_concurrent_streams", _CONCURRENT_CALLS_MAX),
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),  # a peer that connects and says nothing
+            ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
+            ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ],
     )
     cache_pb2_grpc.add_CacheServiceServicer_to_server(CacheService(node), server)

@@ -7,14 +7,18 @@ size in integer arithmetic before the mapping is touched (I3: the node drives ev
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from saltern.errors import InvalidArgumentError, ResourceExhaustedError
+from dataplane.io.letting_go import let_go
+from saltern.errors import InvalidArgumentError, ResourceExhaustedError, SalternError
+from saltern.names import TenantId
 from saltern.wire import REGION_MAX_BYTES, REGIONS_MAX
 
 _F_GET_SEALS: Final = getattr(fcntl, "F_GET_SEALS", 1034)
@@ -22,6 +26,8 @@ _F_SEAL_SHRINK: Final = getattr(fcntl, "F_SEAL_SHRINK", 0x0002)
 #: linux/magic.h. hugetlbfs has another: its pages may be missing at the first touch, which is a SIGBUS as well.
 _TMPFS_MAGIC: Final = 0x01021994
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
+TENANT_REGIONS_MAX_BYTES: Final = 4 * 1024**4
+REGIONS_MAX_BYTES: Final = 64 * 1024**4
 _STATFS_BYTES: Final = 256  # struct statfs is 120 bytes on 64-bit Linux; f_type is its first long
 
 
@@ -50,18 +56,61 @@ class Region:
         return self._view[offset : offset + size_bytes]
 
     def close(self) -> None:
-        """Unmap; every view of it must be gone."""
-        self._view.release()
-        self._memory.close()
+        """Unmap; while a traceback still holds a view of it, the mapping goes together with that.
+
+        Where the client is gone this frees all of its memory, so the event loop does not wait for it.
+        """
+        with contextlib.suppress(BufferError):
+            self._view.release()
+            let_go(self._memory.close)
+
+
+class RegionSpace:
+    """Address space that regions may take, of one tenant and in all.
+
+    A sparse memfd costs a client nothing, and a process has 128 TiB of addresses: without a bound one client could take
+    them all, and no other's region, nor any memory of the node's own, could be mapped any more.
+    """
+
+    __slots__ = ("_by_tenant", "_tenant_max_bytes", "_total_max_bytes")
+
+    def __init__(
+        self, *, tenant_max_bytes: int = TENANT_REGIONS_MAX_BYTES, total_max_bytes: int = REGIONS_MAX_BYTES
+    ) -> None:
+        self._tenant_max_bytes = tenant_max_bytes
+        self._total_max_bytes = total_max_bytes
+        self._by_tenant: Counter[TenantId] = Counter()
+
+    def claim(self, tenant: TenantId, size_bytes: int) -> None:
+        """Take ``size_bytes`` more, or fewer if negative; raises ResourceExhaustedError (REGION_SPACE_EXHAUSTED)."""
+        for used_bytes, limit_bytes, whose in (
+            (self._by_tenant[tenant], self._tenant_max_bytes, f"tenant {tenant!r}"),
+            (self._by_tenant.total(), self._total_max_bytes, "all tenants"),
+        ):
+            if used_bytes + size_bytes > limit_bytes:
+                raise ResourceExhaustedError(
+                    f"a region of {size_bytes} bytes would take the regions of {whose} on this node past {limit_bytes}",
+                    reason="REGION_SPACE_EXHAUSTED",
+                    hint="register smaller regions, or share one between sessions less often",
+                    metadata={"limit_bytes": str(limit_bytes)},
+                )
+        self._by_tenant[tenant] += size_bytes
+
+    def release(self, tenant: TenantId, size_bytes: int) -> None:
+        self._by_tenant[tenant] -= size_bytes
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
 
 
 class RegionTable:
     """The regions of one session, by the number that the client gave them."""
 
-    __slots__ = ("_regions",)
+    __slots__ = ("_regions", "_space", "_tenant")
 
-    def __init__(self) -> None:
+    def __init__(self, space: RegionSpace) -> None:
         self._regions: dict[int, Region] = {}
+        self._space = space
+        self._tenant = TenantId("")
 
     def __getitem__(self, number: int) -> Region:
         region = self._regions.get(number)
@@ -69,13 +118,15 @@ class RegionTable:
             raise _unknown(number)
         return region
 
-    def register(self, number: int, size_bytes: int, descriptors: Sequence[int]) -> None:
+    def register(self, tenant: TenantId, number: int, size_bytes: int, descriptors: Sequence[int]) -> None:
         """Map the one descriptor as region ``number``, replacing an older one; the caller closes the descriptors.
+
+        ``tenant`` is the session's, the same every time.
 
         Raises:
             InvalidArgumentError: REGION_OUT_OF_RANGE, REGION_DESCRIPTORS, REGION_NOT_MEMFD, REGION_NOT_SEALED or
                 REGION_TOO_SHORT; the older region stays.
-            ResourceExhaustedError: REGION_NOT_MAPPED, the system refuses the mapping.
+            ResourceExhaustedError: REGION_NOT_MAPPED, the system refuses the mapping; REGION_SPACE_EXHAUSTED.
         """
         if not 0 <= number < REGIONS_MAX or not 1 <= size_bytes <= REGION_MAX_BYTES:
             raise InvalidArgumentError(
@@ -89,8 +140,15 @@ class RegionTable:
                 reason="REGION_DESCRIPTORS",
                 hint="send one memfd with the frame's first byte, over the unix socket",
             )
-        memory = _map_sealed(descriptors[0], size_bytes)
-        old = self._regions.pop(number, None)
+        old = self._regions.get(number)
+        grown_bytes = size_bytes - (old.size_bytes if old is not None else 0)
+        self._tenant = tenant
+        self._space.claim(tenant, grown_bytes)
+        try:
+            memory = _map_sealed(descriptors[0], size_bytes)
+        except SalternError:
+            self._space.release(tenant, grown_bytes)
+            raise
         if old is not None:
             old.close()
         self._regions[number] = Region(memory, size_bytes)
@@ -100,22 +158,30 @@ class RegionTable:
         region = self._regions.pop(number, None)
         if region is None:
             raise _unknown(number)
-        region.close()
+        self._close(region)
 
     def close(self) -> None:
         """Unmap every region."""
         while self._regions:
-            self._regions.popitem()[1].close()
+            self._close(self._regions.popitem()[1])
+
+    def _close(self, region: Region) -> None:
+        region.close()
+        self._space.release(self._tenant, region.size_bytes)
 
 
 def _map_sealed(descriptor: int, size_bytes: int) -> mmap.mmap:
-    statfs = ctypes.create_string_buffer(_STATFS_BYTES)
-    on_tmpfs = _LIBC.fstatfs(descriptor, statfs) == 0 and ctypes.c_long.from_buffer(statfs).value == _TMPFS_MAGIC
     try:
-        seals = fcntl.fcntl(descriptor, _F_GET_SEALS) if on_tmpfs else None
+        # First, because it answers for memfds alone: statfs of a file on FUSE would wait for a daemon of the client's.
+        seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
     except OSError:
         seals = None
-    if seals is None:
+    statfs = ctypes.create_string_buffer(_STATFS_BYTES)
+    if (
+        seals is None
+        or _LIBC.fstatfs(descriptor, statfs) != 0
+        or ctypes.c_long.from_buffer(statfs).value != _TMPFS_MAGIC
+    ):
         raise InvalidArgumentError(
             "the descriptor is not a memfd on tmpfs",
             reason="REGION_NOT_MEMFD",

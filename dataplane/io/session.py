@@ -10,7 +10,7 @@ The shell (:mod:`dataplane.io.conversation`) moves bytes; a session decodes bodi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -18,6 +18,7 @@ import msgspec
 from dataplane.core.partition import Partition
 from dataplane.io.batches import Blocks, GetBatch, PutBatch
 from dataplane.io.gate import Gate, Grant
+from dataplane.io.regions import RegionSpace
 from saltern import wire
 from saltern.errors import (
     ProtocolError,
@@ -60,6 +61,7 @@ class NodeState:
     identity: NodeIdentity
     blocks: Blocks
     gate: Gate
+    region_space: RegionSpace = field(default_factory=RegionSpace)
     is_draining: bool = False
 
 
@@ -81,6 +83,18 @@ class Session:
     def is_open(self) -> bool:
         """Whether HELLO has succeeded."""
         return self._grant is not None
+
+    @property
+    def is_lapsed(self) -> bool:
+        """Whether the gate would refuse any request now: expired, revoked, suspended, deleted. REFRESH may end that."""
+        try:
+            return self._grant is not None and self._node.gate.check(self._grant, None) is None
+        except SalternError:
+            return True
+
+    @property
+    def region_space(self) -> RegionSpace:
+        return self._node.region_space
 
     @property
     def is_draining(self) -> bool:

@@ -10,7 +10,7 @@ asyncio's own transports are not used: their ``writelines`` joins the buffers of
 from __future__ import annotations
 
 import contextlib
-import os
+import select
 import socket
 from collections.abc import Generator, Sequence
 from enum import Enum
@@ -19,17 +19,21 @@ from typing import Final, TypeVar
 
 import xxhash
 
+from dataplane.io.letting_go import close_descriptor
 from saltern.errors import ProtocolError
 
 #: Holds a header with the body of all but very large batches, and what comes with it of a small payload.
 BUFFER_BYTES: Final = 64 * 1024
 #: One receive call; small enough that what it brought is still in the CPU's cache when its sum is taken.
-RECEIVE_MAX_BYTES: Final = 1024 * 1024
+RECEIVE_MAX_BYTES: Final = 512 * 1024
+#: The sum of a longer entry is taken in pieces of at least this, as they arrive.
+SUM_PIECE_BYTES: Final = 256 * 1024
 #: Linux takes up to 1024 buffers in one sendmsg.
 SEND_BUFFERS_MAX: Final = 512
 _SCRATCH_BYTES: Final = 256 * 1024
-#: Room for one descriptor more than allowed, so that too many are seen; the kernel closes what does not fit.
-_DESCRIPTORS_BYTES: Final = socket.CMSG_LEN(2 * 4)
+#: Room for as many descriptors as one message can carry (SCM_MAX_FD): the kernel would close what does not fit within
+#: our own system call, and that may block (see letting_go.py).
+_DESCRIPTORS_BYTES: Final = socket.CMSG_SPACE(253 * 4)
 
 T = TypeVar("T")
 
@@ -67,6 +71,7 @@ class ByteStream:
     """
 
     __slots__ = (
+        "_arrival",
         "_buffer",
         "_consumed_bytes",
         "_descriptors",
@@ -85,6 +90,8 @@ class ByteStream:
     def __init__(self, sock: socket.socket, *, turn_bytes: int, takes_descriptors: bool = False) -> None:
         self.progress_s = monotonic()
         self._socket = sock
+        self._arrival = select.poll()
+        self._arrival.register(sock, select.POLLIN)
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._start = self._end = 0
         self._turn_bytes = self._turn_left_bytes = turn_bytes
@@ -115,12 +122,13 @@ class ByteStream:
             held = self._end - self._start
             self._buffer[:held] = self._buffer[self._start : self._end]
             self._start, self._end = 0, held
-        if self._takes_descriptors:
-            count = self._receive_with_descriptors(self._buffer[self._end :])
-        else:
-            count = self._receive_into(self._buffer[self._end :])
+        count = self._receive_into(self._buffer[self._end :])
         self._end += count
         return count > 0
+
+    def await_bytes(self, timeout_ms: int) -> bool:
+        """Block, whole event loop and all, until there is something to receive; False if nothing came in time."""
+        return bool(self._arrival.poll(timeout_ms))
 
     def fill(self, length: int) -> Script[None]:
         """Wait until ``length`` bytes, at most BUFFER_BYTES, are buffered."""
@@ -135,22 +143,37 @@ class ByteStream:
     def read_into(self, view: memoryview) -> Script[int]:
         """Fill ``view`` and return the XXH3-64 of what it holds then, taken piece by piece while hot in the cache."""
         total = len(view)
-        digest = xxhash.xxh3_64()
         filled = min(self._end - self._start, total)
         if filled:
             view[:filled] = self._buffer[self._start : self._start + filled]
             self.consume(filled)
-            digest.update(view[:filled])
+        receive_into = self._recvmsg_into if self._takes_descriptors else self._socket.recv_into
+        digest = None
+        summed = 0
         while filled < total:
-            count = self._receive_into(view[filled : filled + RECEIVE_MAX_BYTES])
-            if not count:
+            try:
+                count = receive_into(view[filled : filled + RECEIVE_MAX_BYTES])
+            except (BlockingIOError, InterruptedError):
                 yield READ
                 continue
-            digest.update(view[filled : filled + count])
+            except OSError:
+                raise PeerGoneError from None
+            if not count:
+                raise PeerGoneError
+            self.progress_s = monotonic()
             filled += count
             self._consumed_bytes += count
-            if self.spend_turn(count):
+            if filled - summed >= SUM_PIECE_BYTES and total > SUM_PIECE_BYTES:
+                digest = digest or xxhash.xxh3_64()
+                digest.update(view[summed:filled])
+                summed = filled
+            self._turn_left_bytes -= count
+            if self._turn_left_bytes <= 0:
+                self._turn_left_bytes = self._turn_bytes
                 yield TURN
+        if digest is None:
+            return xxhash.xxh3_64_intdigest(view)
+        digest.update(view[summed:])
         return digest.intdigest()
 
     def discard(self, length: int) -> Script[None]:
@@ -222,7 +245,13 @@ class ByteStream:
 
     def close(self) -> None:
         self._close_descriptors()
-        self._socket.close()
+        if not self._takes_descriptors:
+            self._socket.close()
+            return
+        # Descriptors that nobody has read are closed with the socket: that may block, so the client hears of it first.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        close_descriptor(self._socket.detach())
 
     def linger(self, limit_bytes: int) -> Script[None]:
         """Say that nothing more will come and read until the client has gone, at most ``limit_bytes``.
@@ -232,16 +261,17 @@ class ByteStream:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         self._start = self._end = 0
-        yield from self.discard(limit_bytes)
+        with contextlib.suppress(ProtocolError):  # still more descriptors: it is over at once
+            yield from self.discard(limit_bytes)
 
     def _close_descriptors(self) -> None:
         for descriptor in self._descriptors:
-            os.close(descriptor)
+            close_descriptor(descriptor)
         self._descriptors = []
 
     def _receive_into(self, view: memoryview) -> int:
         try:
-            count = self._socket.recv_into(view)
+            count = self._recvmsg_into(view) if self._takes_descriptors else self._socket.recv_into(view)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
@@ -251,36 +281,29 @@ class ByteStream:
         self.progress_s = monotonic()
         return count
 
-    def _receive_with_descriptors(self, view: memoryview) -> int:
-        """Receive bytes and descriptors.
+    def _recvmsg_into(self, view: memoryview) -> int:
+        """``recv_into`` of a unix socket, which keeps the descriptor that came along.
 
         Raises:
             ProtocolError: REGION_DESCRIPTORS, more descriptors than one frame may carry; all of them are closed.
         """
-        try:
-            count, ancillary, flags, _ = self._socket.recvmsg_into([view], _DESCRIPTORS_BYTES, socket.MSG_CMSG_CLOEXEC)
-        except (BlockingIOError, InterruptedError):
-            return 0
-        except OSError:
-            raise PeerGoneError from None
+        count, ancillary, flags, _ = self._socket.recvmsg_into([view], _DESCRIPTORS_BYTES, socket.MSG_CMSG_CLOEXEC)
+        if not ancillary and not flags & socket.MSG_CTRUNC:
+            return count
         arrived: list[int] = []
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 usable = len(data) - len(data) % 4
                 arrived += [int.from_bytes(data[at : at + 4], "little") for at in range(0, usable, 4)]
-        if arrived:
-            crowded = bool(self._descriptors)
-            self._descriptors += arrived
-            received_bytes = self._consumed_bytes + self._end - self._start
-            self._descriptors_span = (received_bytes, received_bytes + count)
-            if crowded or len(arrived) > 1 or flags & socket.MSG_CTRUNC:
-                self._close_descriptors()
-                raise ProtocolError(
-                    "more than one file descriptor came with a frame",
-                    reason="REGION_DESCRIPTORS",
-                    hint="send one descriptor with the first byte of a REGISTER frame and none otherwise",
-                )
-        if not count:
-            raise PeerGoneError
-        self.progress_s = monotonic()
+        crowded = bool(self._descriptors) and bool(arrived)
+        self._descriptors += arrived
+        if crowded or len(arrived) > 1 or flags & socket.MSG_CTRUNC:
+            self._close_descriptors()
+            raise ProtocolError(
+                "more than one file descriptor came with a frame",
+                reason="REGION_DESCRIPTORS",
+                hint="send one descriptor with the first byte of a REGISTER frame and none otherwise",
+            )
+        received_bytes = self._consumed_bytes + self._end - self._start
+        self._descriptors_span = (received_bytes, received_bytes + count)
         return count

@@ -6,7 +6,7 @@ import errno
 import socket
 from typing import Final
 
-from dataplane.settings import Endpoint
+from saltern.endpoints import Endpoint
 from saltern.errors import FailedPreconditionError, SalternError
 
 _BACKLOG: Final = 256

@@ -19,7 +19,7 @@ from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, connect
 from controlplane.secrets import KeyEncryptionKey, load_key_encryption_key
 from controlplane.server import ControlPlane, running
-from controlplane.settings import ControlSettings, Endpoint
+from controlplane.settings import ControlSettings
 from saltern.admin.v1 import (
     audit_pb2,
     audit_pb2_grpc,
@@ -34,6 +34,7 @@ from saltern.admin.v1 import (
     usage_pb2_grpc,
 )
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
+from saltern.endpoints import Endpoint
 from saltern.errors import SalternError
 from saltern.node.v1 import node_pb2_grpc
 from saltern.rpc_errors import error_from_rpc

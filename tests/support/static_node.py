@@ -11,6 +11,7 @@ The node runs in a thread of the test's process, so that a test can look at its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import tempfile
 import threading
@@ -27,7 +28,8 @@ from dataplane.core.usage import NodeUsage
 from dataplane.io.clock import Clock
 from dataplane.io.ssd import SsdStatus
 from dataplane.node import Node, NodeEndpoints
-from dataplane.settings import Endpoint, NodeSettings, SessionLimits, SsdSettings
+from dataplane.settings import NodeSettings, SessionLimits, SsdSettings
+from saltern.endpoints import Endpoint
 from saltern.names import NamespaceId, NodeId, TenantId
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
 from tenants.quota import Tier, TierQuota
@@ -68,8 +70,11 @@ def tenant_policy(
 class StaticNode:
     """A running node. Thread-safe: everything that touches the core runs on the node's own loop."""
 
-    def __init__(self, node: Node, endpoints: NodeEndpoints, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, node: Node, endpoints: NodeEndpoints, loop: asyncio.AbstractEventLoop, stopping: asyncio.Event
+    ) -> None:
         self._node = node
+        self._stopping = stopping
         self._loop = loop
         self._version = 0
         self.endpoints = endpoints
@@ -105,6 +110,10 @@ class StaticNode:
         """Replace attributes of one tenant's policy."""
         changed = replace(self.tenants[TenantId(tenant)], **changes)  # type: ignore[arg-type]
         self.apply({**self.tenants, tenant: changed})
+
+    def stop(self) -> None:
+        """Let the node drain and stop, as SIGTERM does; the end of :func:`static_node` waits for it."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
 
     def token(self, tenant: str, namespace: str, role: Role = Role.WRITER, **overrides: object) -> str:
         """A signed node token; ``overrides`` replace attributes of :class:`tenants.tokens.Claims`."""
@@ -146,6 +155,7 @@ def static_node(
     apply_policy: bool = True,
     prefault: bool = False,
     ssd: SsdSettings | None = None,
+    drain_s: float = 5.0,
 ) -> Iterator[StaticNode]:
     """Run a node with the given tenants (one tenant ``acme`` with the namespace ``chat`` by default).
 
@@ -161,6 +171,7 @@ def static_node(
             prefault=prefault,
             limits=limits or SessionLimits(),
             ssd=ssd,
+            drain_s=drain_s,
         )
         node = Node(settings, clock=clock)
         ready = threading.Event()
@@ -172,7 +183,7 @@ def static_node(
             stopping = asyncio.Event()
             stop.append(lambda: loop.call_soon_threadsafe(stopping.set))
             async with node.serving() as endpoints:
-                outcome.append(StaticNode(node, endpoints, loop))
+                outcome.append(StaticNode(node, endpoints, loop, stopping))
                 ready.set()
                 await stopping.wait()
 
@@ -195,7 +206,8 @@ def static_node(
             yield running
         finally:
             for request_stop in stop:
-                request_stop()
+                with contextlib.suppress(RuntimeError):  # the loop is closed: the test has stopped the node itself
+                    request_stop()
             thread.join(30)
             assert not thread.is_alive()
             if isinstance(outcome[-1], BaseException):

@@ -12,11 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from saltern.admin.v1.credentials_pb2 import ROLE_WRITER, ApiKey, CreateApiKeyRequest
-from saltern.admin.v1.namespaces_pb2 import CreateNamespaceRequest, Namespace
-from saltern.admin.v1.quotas_pb2 import TIER_DRAM, Quota, TierQuota, UpdateQuotaRequest
-from saltern.admin.v1.tenants_pb2 import CreateTenantRequest
-from saltern.admin_client import AdminClient, new_request_id, read_api_key
+from saltern.admin_client import AdminClient, read_api_key
 from saltern.bench.cases import (
     BATCH_BYTES,
     MIB,
@@ -29,6 +25,7 @@ from saltern.bench.cases import (
 )
 from saltern.bench.limits import BareSocket, Memcpy
 from saltern.client import Client
+from saltern.demo.member import Member
 from saltern.demo.stack import running_stack
 
 DRAM_BYTES: Final = 1536 * MIB
@@ -91,11 +88,8 @@ def run_bench(turns: int, say: Callable[[str], None]) -> BenchReport:
     with ExitStack() as resources:
         say("starting a private stack: Postgres, control plane, one node")
         stack = resources.enter_context(running_stack(dram_bytes=DRAM_BYTES, environment={}))
-        secret = _make_tenant(stack.control, stack.admin_api_key_file)
-        tcp, shm = (
-            resources.enter_context(Client(control=stack.control, api_key=secret, namespace="bench", transport=door))
-            for door in ("tcp", "shm")
-        )
+        admin = resources.enter_context(AdminClient(stack.control, read_api_key(stack.admin_api_key_file)))
+        tcp, shm = (_client(resources, admin, door) for door in ("tcp", "shm"))
         bare = resources.enter_context(BareSocket())
         meters = {name: CpuMeter(stack.node_pid) for name in _METERS}
         cases = [*transfer_cases(tcp, shm, bare, Memcpy(), meters), *lookup_cases(tcp, bare)]
@@ -117,29 +111,15 @@ def run_bench(turns: int, say: Callable[[str], None]) -> BenchReport:
     return BenchReport(turns, cases, latency, cpu)
 
 
-def _make_tenant(control: str, admin_api_key_file: Path) -> str:
-    """Make the tenant and namespace ``bench``; returns the secret of a writer's key."""
-    with AdminClient(control, read_api_key(admin_api_key_file)) as admin:
-        admin.call(admin.tenants.CreateTenant, CreateTenantRequest(tenant_id="bench", request_id=new_request_id()))
-        limit = TierQuota(tier=TIER_DRAM, limit_bytes=DRAM_BYTES)
-        admin.call(
-            admin.quotas.UpdateQuota,
-            UpdateQuotaRequest(quota=Quota(name="tenants/bench/quota", tiers=[limit]), request_id=new_request_id()),
-        )
-        namespace = Namespace(model_fingerprint="bench", block_tokens=512, block_bytes=max(SIZES_BYTES))
-        admin.call(
-            admin.namespaces.CreateNamespace,
-            CreateNamespaceRequest(
-                parent="tenants/bench", namespace_id="bench", namespace=namespace, request_id=new_request_id()
-            ),
-        )
-        created = admin.call(
-            admin.credentials.CreateApiKey,
-            CreateApiKeyRequest(
-                parent="tenants/bench",
-                api_key_id="bench",
-                api_key=ApiKey(role=ROLE_WRITER),
-                request_id=new_request_id(),
-            ),
-        )
-    return created.secret
+def _client(resources: ExitStack, admin: AdminClient, transport: str) -> Client:
+    """A client of a tenant of its own that holds half the node."""
+    member = Member.join(
+        admin,
+        tenant=f"bench-{transport}",
+        namespace="bench",
+        limit_bytes=DRAM_BYTES // 2,
+        reserved_bytes=DRAM_BYTES // 2,
+        block_bytes=max(SIZES_BYTES),
+        transport=transport,
+    )
+    return resources.enter_context(member).client

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import traceback
@@ -80,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if _COMPLETION_VARIABLE in os.environ:
         cli.main(prog_name="saltern", complete_var=_COMPLETION_VARIABLE)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show must not end the command
+            stream.reconfigure(errors="backslashreplace")
     try:
         # Not cli.main(): that has exit codes of its own for a reader that went away.
         with cli.make_context("saltern", list(arguments)) as context:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,7 +12,7 @@ import click
 from saltern.cli.confirmation import confirm, yes_option
 from saltern.cli.parameters import API_KEY_ID, DURATION, NAMESPACE, TENANT, TEXT
 from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json, print_messages
-from saltern.cli.secret_file import reserve_secret_file, write_secret
+from saltern.cli.secret_file import secret_file
 from saltern.cli.settings import Group, settings_of
 from saltern.cli.stack import connect
 from saltern.names import ApiKeyId, NamespaceId, TenantId, api_key_name, tenant_name
@@ -70,16 +69,9 @@ def create(
         api_key=api_key,
         request_id=new_request_id(),
     )
-    descriptor = reserve_secret_file(save) if save is not None else None
-    try:
+    with secret_file(save) as write:
         response = admin.call(admin.credentials.CreateApiKey, request)
-    except BaseException:
-        if save is not None and descriptor is not None:
-            os.close(descriptor)
-            save.unlink(missing_ok=True)
-        raise
-    if descriptor is not None:
-        write_secret(descriptor, response.secret)
+        write(response.secret)
     if settings_of(ctx).json:
         shown = message_dict(response)
         if save is not None:
@@ -90,6 +82,36 @@ def create(
     else:
         click.echo(f"created {response.api_key.name} ({role}); its secret is shown this once:", err=True)
         click.echo(response.secret)
+
+
+@key.command("redeem-bootstrap")
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    required=True,
+    help="The file bootstrap-token that the first start of the control plane wrote to its state directory.",
+)
+@click.option("--save", type=_FILE, metavar="FILE", required=True, help="Write the secret to FILE (mode 0600).")
+@click.option("--key-id", type=API_KEY_ID, help="Name of the key; bootstrap-admin by default.")
+@click.pass_context
+def redeem_bootstrap(ctx: click.Context, token_file: Path, save: Path, key_id: str | None) -> None:
+    """Redeem the one-time bootstrap token of a fresh deployment for the first platform administrator's key.
+
+    Needs --control and no API key.
+    """
+    from saltern.admin_client import redeem_bootstrap_token
+
+    settings = settings_of(ctx)
+    if settings.control is None:
+        raise click.UsageError("name the fresh control plane: --control HOST:PORT")
+    token = token_file.read_text(encoding="utf-8", errors="replace").strip()
+    with secret_file(save) as write:
+        response = redeem_bootstrap_token(settings.control, token, key_id or "", deadline_ms=settings.deadline_ms)
+        write(response.secret)
+    if settings.json:
+        print_json({"apiKeyName": response.api_key_name})
+    else:
+        click.echo(f"created {response.api_key_name} (platform-admin); its secret is in {save}", err=True)
 
 
 @key.command("list")
@@ -160,17 +182,9 @@ def issue(ctx: click.Context, namespace_id: NamespaceId | None, show: bool, save
     from saltern.auth.v1.auth_pb2 import AUDIENCE_CONTROL, AUDIENCE_NODE
 
     admin, settings = connect(ctx), settings_of(ctx)
-    descriptor = reserve_secret_file(save) if save is not None else None
-    try:
-        audience = AUDIENCE_NODE if namespace_id else AUDIENCE_CONTROL
-        response = admin.exchange(audience, namespace_id=namespace_id or "")
-    except BaseException:
-        if save is not None and descriptor is not None:
-            os.close(descriptor)
-            save.unlink(missing_ok=True)
-        raise
-    if descriptor is not None:
-        write_secret(descriptor, json.dumps(message_dict(response)))
+    with secret_file(save) as write:
+        response = admin.exchange(AUDIENCE_NODE if namespace_id else AUDIENCE_CONTROL, namespace_id=namespace_id or "")
+        write(json.dumps(message_dict(response)))
     if settings.json:
         shown = message_dict(response)
         if not show:

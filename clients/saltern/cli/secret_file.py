@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from saltern.errors import AlreadyExistsError, InvalidArgumentError
 
 
-def reserve_secret_file(path: Path) -> int:
-    """Create an empty file of mode 0600 and return its descriptor, before the secret to put into it is made.
+@contextlib.contextmanager
+def secret_file(path: Path | None) -> Iterator[Callable[[str], None]]:
+    """Reserve ``path`` (mode 0600) for a secret that is made inside the block; yields what writes it there.
 
-    Reserved first, because a secret that is shown once is lost if its file then turns out not to be writable.
+    Reserved first, because a secret that is shown once is lost if its file then turns out not to be writable. Where
+    the block fails before it has written, nothing is left. Without a path nothing is reserved or written.
 
     Raises:
         AlreadyExistsError: something is there. InvalidArgumentError: it cannot be created.
     """
+    if path is None:
+        yield lambda _: None
+        return
+    descriptor = _reserve(path)
+    written = False
+
+    def write(secret: str) -> None:
+        nonlocal written
+        os.write(descriptor, secret.encode("ascii") + b"\n")
+        os.fsync(descriptor)
+        written = True
+
+    try:
+        yield write
+    finally:
+        os.close(descriptor)
+        if not written:
+            path.unlink(missing_ok=True)
+
+
+def _reserve(path: Path) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -28,11 +53,3 @@ def reserve_secret_file(path: Path) -> int:
             reason="FILE_NOT_WRITABLE",
             hint="name a file in a folder that exists and is writable",
         ) from None
-
-
-def write_secret(descriptor: int, secret: str) -> None:
-    """Write ``secret`` and a newline into a reserved file, to the disk, and close it."""
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secret + "\n")
-        file.flush()
-        os.fsync(file.fileno())

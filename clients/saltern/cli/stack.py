@@ -57,7 +57,8 @@ def read_run_file(data_dir: Path) -> dict[str, Any]:
         ) from None
     try:
         run = json.loads(content)
-        if not (isinstance(run["control_endpoint"], str) and isinstance(run["admin_api_key_file"], str)):
+        types = {"control_endpoint": str, "admin_api_key_file": str, "pid": int}
+        if any(type(run[name]) is not kind for name, kind in types.items()):
             raise ValueError("ill-typed")
     except (ValueError, KeyError, TypeError, RecursionError):
         raise FailedPreconditionError(
@@ -65,6 +66,13 @@ def read_run_file(data_dir: Path) -> dict[str, Any]:
             reason="RUN_FILE_DAMAGED",
             hint="stop the stack, remove the file and start `saltern up` again",
         ) from None
+    if not Path("/proc", str(run["pid"])).exists():
+        # The stack was killed. Its port may be anybody's by now, and the admin's key must not go there.
+        raise UnavailableError(
+            f"the Saltern on the data directory {str(data_dir)!r} has ended without a word",
+            reason="NO_LOCAL_STACK",
+            hint="start it again with `saltern up`",
+        )
     return dict(run)
 
 

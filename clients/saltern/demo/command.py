@@ -56,7 +56,7 @@ def demo(ctx: click.Context, *, trace: Path | None, output_dir: Path, requests: 
     other tenant's blocks, forged and expired tokens, the other's namespace, a put past the limit. Needs
     saltern-server; leaves nothing behind but DIR/report.json. Exits with 1 if a proof fails.
     """
-    from saltern.demo.plan import default_trace, load_trace, make_plan
+    from saltern.demo.plan import check_memory, default_trace, load_trace, make_plan
     from saltern.demo.report import print_report, report_dict
     from saltern.demo.scenario import run_demo
 
@@ -65,6 +65,7 @@ def demo(ctx: click.Context, *, trace: Path | None, output_dir: Path, requests: 
         settings.output = OUTPUT_JSON
     report_path = _prepare(output_dir)
     plan = make_plan(load_trace(trace or default_trace(), requests=requests))
+    check_memory(plan)
     with _terminated_as_interrupted(), _ProgressLine(settings) as progress:
         report = run_demo(plan, progress)
     document = report_dict(report)

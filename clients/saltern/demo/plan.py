@@ -1,13 +1,14 @@
 """What the demo will do, decided before anything starts: who sends which request, and how large the quotas are.
 
-A trace that names tenants is split by them. One that does not is split by conversation: requests that agree in their
-second block (the first is often a system prompt that everybody shares) belong to the same tenant, and conversations
-go to the tenants in turn. Blocks of the shared prompt are then asked for by both tenants under the same engine hash,
-each with a copy of its own: what a shared cache without walls would mix up.
+A trace that names tenants is split by them, and a block id means a block of that tenant. One that does not is split by
+conversation: requests that agree in their second block (the first is often a system prompt that everybody shares)
+belong to the same tenant, and conversations go to the tenants in turn. Blocks of the shared prompt are then asked for
+by both tenants under the same engine hash, each with a copy of its own: what a cache without walls would mix up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Sequence
@@ -15,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from saltern.errors import InvalidArgumentError
+from msgspec import structs
+
+from saltern.errors import InvalidArgumentError, ResourceExhaustedError
+from saltern.sizes import format_size
 from saltern.traces import Trace, TraceRequest, encode_jsonl, file_sha256, generate_agent_requests, read_trace
 
 TENANTS: Final = ("alpha", "beta")
@@ -82,14 +86,50 @@ def make_plan(trace: Trace, *, block_bytes: int = BLOCK_BYTES) -> Plan:
     Raises:
         InvalidArgumentError: the trace has requests for one of them only.
     """
-    owners = _owners(trace.requests)
-    order = tuple(sorted(zip(owners, trace.requests, strict=True), key=lambda item: item[1].timestamp_ms))
+    requests = _with_ids_of_their_own(trace.requests)
+    order = tuple(sorted(zip(_owners(requests), requests, strict=True), key=lambda item: item[1].timestamp_ms))
     tenants = tuple(
         _plan_tenant(tenant, tuple(request for owner, request in order if owner == tenant), block_bytes)
         for tenant in TENANTS
     )
     dram_bytes = sum(tenant.limit_bytes for tenant in tenants) + _NODE_SPARE_BYTES
     return Plan(trace, tenants, order, block_bytes, dram_bytes)
+
+
+def check_memory(plan: Plan) -> None:
+    """Refuse a plan that this machine has no memory for.
+
+    Raises:
+        ResourceExhaustedError: the node would take more than half of what is free now.
+    """
+    free_bytes = _available_bytes()
+    if plan.dram_bytes > free_bytes // 2:
+        raise ResourceExhaustedError(
+            f"the demo's node would take {format_size(plan.dram_bytes)} and {format_size(free_bytes)} are free here",
+            reason="NOT_ENOUGH_MEMORY",
+            hint=f"send fewer than {len(plan.order)} requests: --requests N",
+        )
+
+
+def _available_bytes() -> int:
+    """Memory that can be had without swapping (proc(5), MemAvailable), or what is plainly free."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _with_ids_of_their_own(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """The same requests, with the block ids of each tenant that the trace names told apart from the others'."""
+    fresh: dict[tuple[str, int], int] = {}
+    return [
+        structs.replace(
+            request,
+            block_ids=tuple(fresh.setdefault((request.tenant, block), len(fresh)) for block in request.block_ids),
+        )
+        for request in requests
+    ]
 
 
 def _owners(requests: Sequence[TraceRequest]) -> list[str]:

@@ -101,8 +101,8 @@ def forged_tokens(stack: Stack, grant: Grant, victim_tenant: str, control_token:
     )
 
 
-def expired_token(stack: Stack, old_grant: Grant, fresh_grant: Grant) -> Proof:
-    """A token that was good when the demo began, after its time."""
+def expired_token(stack: Stack, old_grant: Grant, exchange: Callable[[], Grant]) -> Proof:
+    """A token that was good when the demo began, after its time; beside it one that ``exchange`` gives then."""
     remaining_s = old_grant.expires_at_s - time.time()
     if remaining_s > 0:
         # The token's end is a fact of the clock: there is no event to wait for.
@@ -110,6 +110,7 @@ def expired_token(stack: Stack, old_grant: Grant, fresh_grant: Grant) -> Proof:
     age_s = time.time() - old_grant.expires_at_s
     refused = _refused(UnauthenticatedError, _try_wire, stack, old_grant.access_token, old_grant)
     refused = refused and _refused(UnauthenticatedError, _try_grpc, stack, old_grant.access_token, old_grant)
+    fresh_grant = exchange()
     fresh = not _refused(SalternError, _try_wire, stack, fresh_grant.access_token, fresh_grant)
     return Proof(
         "a token past its time",

@@ -9,16 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from saltern.client import Client
 from saltern.demo.payload import block_payload, differing_bytes, engine_block_hash
 from saltern.demo.plan import Plan
 from saltern.results import AlreadyStored, Error, Hit, Stored
 from saltern.traces import BLOCK_TOKENS, TraceRequest
-
-#: Generous: a replay measures the cache, it does not abandon it.
-CALL_DEADLINE_MS: Final = 30_000
 
 
 @dataclass(slots=True)

@@ -5,31 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Final, Protocol
 
-from saltern.admin.v1.credentials_pb2 import ROLE_WRITER, ApiKey, CreateApiKeyRequest
-from saltern.admin.v1.namespaces_pb2 import CreateNamespaceRequest, Namespace
-from saltern.admin.v1.quotas_pb2 import TIER_DRAM, Quota, TierQuota, UpdateQuotaRequest
-from saltern.admin.v1.tenants_pb2 import CreateTenantRequest, Tenant
-from saltern.admin_client import AdminClient, new_request_id, read_api_key
+from saltern.admin_client import AdminClient, read_api_key
 from saltern.auth.v1.auth_pb2 import AUDIENCE_CONTROL
 from saltern.client import Client
-from saltern.credentials import Grant
 from saltern.demo import proofs
-from saltern.demo.plan import Plan, TenantPlan
-from saltern.demo.replay import CALL_DEADLINE_MS, replay
+from saltern.demo.member import Member
+from saltern.demo.plan import Plan
+from saltern.demo.replay import replay
 from saltern.demo.report import Report, TenantReport
 from saltern.demo.stack import Stack, running_stack
 from saltern.demo.usage_watch import UsageWatch
-from saltern.exchange import exchange_api_key
-from saltern.names import NamespaceId, TenantId, namespace_name, quota_name, tenant_name
-from saltern.traces import BLOCK_TOKENS
 
 #: Short, so that a token that was good at the start is past its time at the end, and the SDK renews in between.
 TOKEN_LIFETIME_S: Final = 15
-_MODEL: Final = "demo-model@1/bf16/layout-1"
-_EXCHANGE_TIMEOUT_MS: Final = 10_000
 #: Entries of the neighbour that are counted before and after the flood.
 _COUNTED_BLOCKS: Final = 20_000
 
@@ -42,19 +32,6 @@ class Progress(Protocol):
 
     def start_pass(self, title: str, requests: int) -> Callable[[], None]:
         """A pass over ``requests`` requests begins; the answer is called after each of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """A tenant with a client, and the grant that it had when the demo began."""
-
-    plan: TenantPlan
-    secret: str
-    client: Client
-    first_grant: Grant
-
-    def exchange(self, control: str, namespace: str) -> Grant:
-        return exchange_api_key(control, self.secret, NamespaceId(namespace), timeout_ms=_EXCHANGE_TIMEOUT_MS)
 
 
 def run_demo(plan: Plan, progress: Progress) -> Report:
@@ -70,8 +47,20 @@ def run_demo(plan: Plan, progress: Progress) -> Report:
         stack = resources.enter_context(running_stack(dram_bytes=plan.dram_bytes, environment=environment))
         admin = resources.enter_context(AdminClient(stack.control, read_api_key(stack.admin_api_key_file)))
         progress.say(f"making the tenants {' and '.join(tenant.tenant for tenant in plan.tenants)}")
-        members = [_join(resources, stack, admin, plan, tenant) for tenant in plan.tenants]
-        clients = {member.plan.tenant: member.client for member in members}
+        members = [
+            resources.enter_context(
+                Member.join(
+                    admin,
+                    tenant=tenant.tenant,
+                    namespace=tenant.namespace,
+                    limit_bytes=tenant.limit_bytes,
+                    reserved_bytes=tenant.reserved_bytes,
+                    block_bytes=plan.block_bytes,
+                )
+            )
+            for tenant in plan.tenants
+        ]
+        clients: dict[str, Client] = {member.tenant: member.client for member in members}
         with UsageWatch(admin, clients) as watch:
             cold = replay(plan, clients, progress.start_pass("cold", len(plan.order)))
             warm = replay(plan, clients, progress.start_pass("warm", len(plan.order)))
@@ -100,79 +89,30 @@ def run_demo(plan: Plan, progress: Progress) -> Report:
     return Report(plan, tenants, hits, refused, tuple(shown), transport, time.monotonic() - started_s)
 
 
-def _join(resources: ExitStack, stack: Stack, admin: AdminClient, plan: Plan, tenant: TenantPlan) -> _Member:
-    """Make a tenant with quota, namespace and a writer's key, and open a client as it."""
-    tenant_id, namespace_id = TenantId(tenant.tenant), NamespaceId(tenant.namespace)
-    admin.call(
-        admin.tenants.CreateTenant,
-        CreateTenantRequest(
-            tenant_id=tenant_id,
-            tenant=Tenant(display_name=f"Demo tenant {tenant_id}"),
-            request_id=new_request_id(),
-        ),
-    )
-    tier = TierQuota(tier=TIER_DRAM, limit_bytes=tenant.limit_bytes, reserved_bytes=tenant.reserved_bytes)
-    admin.call(
-        admin.quotas.UpdateQuota,
-        UpdateQuotaRequest(quota=Quota(name=quota_name(tenant_id), tiers=[tier]), request_id=new_request_id()),
-    )
-    admin.call(
-        admin.namespaces.CreateNamespace,
-        CreateNamespaceRequest(
-            parent=tenant_name(tenant_id),
-            namespace_id=namespace_id,
-            namespace=Namespace(
-                name=namespace_name(tenant_id, namespace_id),
-                model_fingerprint=_MODEL,
-                block_tokens=BLOCK_TOKENS,
-                block_bytes=plan.block_bytes,
-            ),
-            request_id=new_request_id(),
-        ),
-    )
-    created = admin.call(
-        admin.credentials.CreateApiKey,
-        CreateApiKeyRequest(
-            parent=tenant_name(tenant_id),
-            api_key_id="replay",
-            api_key=ApiKey(role=ROLE_WRITER, display_name="The demo's replay"),
-            request_id=new_request_id(),
-        ),
-    )
-    client = resources.enter_context(
-        Client(control=stack.control, api_key=created.secret, namespace=tenant.namespace, deadline_ms=CALL_DEADLINE_MS)
-    )
-    grant = exchange_api_key(stack.control, created.secret, namespace_id, timeout_ms=_EXCHANGE_TIMEOUT_MS)
-    return _Member(tenant, created.secret, client, grant)
-
-
 def _prove(
-    stack: Stack, admin: AdminClient, plan: Plan, members: list[_Member]
+    stack: Stack, admin: AdminClient, plan: Plan, members: list[Member]
 ) -> tuple[int, dict[str, bool], list[proofs.Proof]]:
     """Run the proofs: hits across tenants, verdicts on what must be refused, and all of them in words."""
     alpha, beta = members
     alpha_ids, beta_ids = (
-        {block for request in member.plan.requests for block in request.block_ids} for member in members
+        {block for request in tenant.requests for block in request.block_ids} for tenant in plan.tenants
     )
-    grant = beta.exchange(stack.control, beta.plan.namespace)
-    control_token = admin.exchange(AUDIENCE_CONTROL).access_token
+    grant = beta.exchange()
     hits, cross = proofs.foreign_reads(
         alpha.client, beta.client, grant, stack.wire_endpoint, sorted(alpha_ids - beta_ids)
     )
-    forged = proofs.forged_tokens(stack, grant, alpha.plan.tenant, control_token)
-    namespace = proofs.foreign_namespace(
-        stack, grant, alpha.plan.namespace, lambda wanted: beta.exchange(stack.control, wanted)
-    )
+    control_token = admin.exchange(AUDIENCE_CONTROL).access_token
+    forged = proofs.forged_tokens(stack, grant, alpha.tenant, control_token)
+    namespace = proofs.foreign_namespace(stack, grant, alpha.namespace, beta.exchange)
     limit = proofs.put_past_limit(
         beta.client,
-        beta.plan.limit_bytes,
+        plan.tenants[1].limit_bytes,
         plan.block_bytes,
         neighbour=alpha.client,
         ids=sorted(alpha_ids)[:_COUNTED_BLOCKS],
     )
     oversized = proofs.oversized_put(beta.client, plan.block_bytes)
-    fresh = beta.exchange(stack.control, beta.plan.namespace)
-    expired = proofs.expired_token(stack, beta.first_grant, fresh)
+    expired = proofs.expired_token(stack, beta.first_grant, beta.exchange)
     refused = {
         "forged_token": forged.holds,
         "expired_token": expired.holds,

@@ -51,7 +51,7 @@ def running_stack(*, dram_bytes: int, environment: Mapping[str, str]) -> Iterato
         with log_path.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
                 [
-                    *(sys.executable, "-P", "-m", "saltern.demo.bound_child", str(os.getpid())),
+                    *(sys.executable, "-P", "-m", "saltern.demo.bound_child", str(os.getpid()), str(folder)),
                     *("up", "--data-dir", str(data_dir), "--dram", str(dram_bytes), "--nodes", "1", "--ports", "auto"),
                 ],
                 stdin=subprocess.DEVNULL,

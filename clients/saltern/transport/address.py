@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from saltern.deadline import Deadline
-from saltern.errors import InvalidArgumentError, UnavailableError
-
-_ENDPOINT = re.compile(r"(?:\[(?P<ipv6>[0-9a-fA-F:.%a-z]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})", re.ASCII)
-
-
-def parse_endpoint(endpoint: str) -> tuple[str, int]:
-    """Split ``host:port`` or ``[ipv6]:port``; raises InvalidArgumentError for anything else."""
-    match = _ENDPOINT.fullmatch(endpoint)
-    if match is None or not 0 < int(match["port"]) < 65536:
-        raise InvalidArgumentError(
-            f"endpoint {endpoint[:128]!r} is not host:port", reason="INVALID_ENDPOINT", hint="write host:port"
-        )
-    return match["ipv6"] or match["host"], int(match["port"])
+from saltern.endpoints import parse_endpoint
+from saltern.errors import UnavailableError
 
 
 def resolve(endpoint: str, deadline: Deadline) -> tuple[str, int]:
@@ -34,7 +22,7 @@ def resolve(endpoint: str, deadline: Deadline) -> tuple[str, int]:
         UnavailableError: the name does not resolve.
         DeadlineExceededError: not in time.
     """
-    host, port = parse_endpoint(endpoint)
+    host, port = parse_endpoint(endpoint, port_min=1)
     try:
         return _lookup(host, socket.AI_NUMERICHOST), port
     except socket.gaierror:

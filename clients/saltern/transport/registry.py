@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from saltern.errors import UnavailableError
 from saltern.transport.memory import RegisteredBuffer, address_of
 
 
@@ -51,3 +52,12 @@ def _locate(buffers: list[RegisteredBuffer], view: memoryview) -> Place | None:
             if offset is not None:
                 return Place(buffer, offset)
     return None
+
+
+def in_doubt_error() -> UnavailableError:
+    """Why memory that a late node may still write to is not used (I7)."""
+    return UnavailableError(
+        "a node that missed its deadline may still write to this registered buffer",
+        reason="MEMORY_IN_DOUBT",
+        hint="it is used again as soon as the node has answered or gone; meanwhile take another buffer",
+    )

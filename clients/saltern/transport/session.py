@@ -57,6 +57,9 @@ FRAME_BYTES = 8 * 1024 * 1024
 FRAME_KEYS = 512
 CLIENT_NAME = "saltern-python/0.1"
 
+#: An enum's member costs a descriptor call at each use in Python 3.11; these do not.
+_LOOKUP, _DELETE = int(Opcode.LOOKUP), int(Opcode.DELETE)
+
 FrameT = TypeVar("FrameT")
 _MISS = Miss()
 _STORED = Stored()
@@ -120,14 +123,14 @@ class Session(ABC):
 
     def lookup(self, keys: Sequence[BlockKey], deadline: Deadline) -> bytes:
         """One byte, 0 or 1, for each key; at most 4096 keys."""
-        reply = self._call(Opcode.LOOKUP, Lookup(b"".join(keys)), LookupReply, deadline)
+        reply = self._call(_LOOKUP, Lookup(b"".join(keys)), LookupReply, deadline)
         if len(reply.found) != len(keys):
             raise self._connection.violation("a lookup reply of another length", "LENGTH_MISMATCH")
         return reply.found
 
     def delete(self, keys: Sequence[BlockKey], deadline: Deadline) -> int:
         """How many of at most 4096 keys were there."""
-        return self._call(Opcode.DELETE, Delete(b"".join(keys)), DeleteReply, deadline).deleted
+        return self._call(_DELETE, Delete(b"".join(keys)), DeleteReply, deadline).deleted
 
     @abstractmethod
     def put(self, slots: Sequence[PutSlot], deadline: Deadline) -> None:
@@ -142,18 +145,21 @@ class Session(ABC):
 
     def _call(
         self,
-        opcode: Opcode,
+        opcode: int,
         body: msgspec.Struct,
         kind: type[BodyT],
         deadline: Deadline,
         *,
         descriptor: int | None = None,
     ) -> BodyT:
+        """Send a request on a connection where nothing else is in flight, and read its reply."""
         request_id = self._connection.send(opcode, body, deadline, descriptor=descriptor)
-        return self._reply(opcode, kind, request_id, deadline)
+        reply = self._connection.receive_whole(opcode, request_id, deadline)
+        self._note_reply()
+        return self._connection.decode(kind, reply)
 
-    def _reply(self, opcode: Opcode, kind: type[BodyT], request_id: int, deadline: Deadline) -> BodyT:
-        """Read a reply that has no payload."""
+    def _reply(self, opcode: int, kind: type[BodyT], request_id: int, deadline: Deadline) -> BodyT:
+        """Read a reply that has no payload, while other replies may follow."""
         header, body = self._connection.receive(opcode, request_id, deadline)
         if header.payload_bytes:
             raise self._connection.violation("a payload where none belongs", "UNEXPECTED_PAYLOAD")

@@ -72,11 +72,18 @@ class ShmSession(Session):
         """Connect and say HELLO.
 
         Raises:
-            UnavailableError: not reachable, or (HOST_MISMATCH) it is not the node that the control plane named.
+            UnavailableError: not reachable, or it is not the node that the control plane named: (UNTRUSTED_SOCKET) by
+                who listens, found before the token is sent, or (HOST_MISMATCH) by what it answers.
             DeadlineExceededError: not reachable in time.
             UnauthenticatedError, PermissionDeniedError: the node refused the token.
         """
-        session = cls(Connection(path, deadline, peer=f"node {node_id} at {path}"), grant, registry, deadline)
+        connection = Connection(path, deadline, peer=f"node {node_id} at {path}")
+        try:
+            connection.check_listener(path)
+        except UnavailableError:
+            connection.close()
+            raise
+        session = cls(connection, grant, registry, deadline)
         if host_id and session.host != host_id:
             session.close()
             raise UnavailableError(

@@ -1,9 +1,9 @@
-"""Running the command line in this process, and one real ``saltern up`` for the tests that need a service."""
+"""Running the command line in this process: where nothing runs, and against the session's real stack."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from saltern.cli import main
-from saltern.demo.stack import Stack, running_stack
+from saltern.demo.stack import Stack
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,6 @@ def offline(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
         return Outcome(code, out, err)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def stack() -> Iterator[Stack]:
-    """One real stack for the session: Postgres, control plane and a node with 64 MiB."""
-    with running_stack(dram_bytes=64 * 1024 * 1024, environment={}) as running:
-        yield running
 
 
 @pytest.fixture

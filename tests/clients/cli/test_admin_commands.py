@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -16,8 +17,12 @@ from typing import Any
 import pytest
 
 from saltern.admin_client import AdminClient, ApiKey, read_api_key
+from saltern.client import Client
 from saltern.demo.stack import Stack
+from saltern.demo.usage_watch import UsageWatch
 from saltern.errors import UnauthenticatedError
+from saltern.keys import BlockHash
+from saltern.results import Stored
 
 Saltern = Callable[..., Any]
 MIB = 1024 * 1024
@@ -235,6 +240,18 @@ def test_a_reader_that_goes_away_is_no_error(stack: Stack) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_an_output_that_cannot_show_a_character_gets_it_escaped(stack: Stack, tenant: str) -> None:
+    environment = {
+        **os.environ, "SALTERN_CONTROL": stack.control, "SALTERN_API_KEY_FILE": str(stack.admin_api_key_file),
+        "PYTHONIOENCODING": "ascii",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "saltern", "usage", tenant], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "8 MiB" in done.stdout
+
+
 def test_on_a_terminal_deleting_asks_and_no_means_no(stack: Stack, saltern: Saltern, tenant: str) -> None:
     terminal, end = pty.openpty()
     environment = {
@@ -252,3 +269,25 @@ def test_on_a_terminal_deleting_asks_and_no_means_no(stack: Stack, saltern: Salt
     assert process.wait(30) == 2
     os.close(terminal)
     assert saltern("tenant", "get", tenant).code == 0
+
+
+def test_a_quota_below_use_is_refused_unless_asked_for(
+    saltern: Saltern, stack: Stack, tenant: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "w.key"
+    saltern("key", "create", "w", "--tenant", tenant, "--role", "writer", "--save", str(path))
+    with Client(
+        control=stack.control, api_key=path.read_text().strip(), namespace="chat", deadline_ms=10_000
+    ) as client:
+        keys = client.block_keys(BlockHash(b"%d" % number) for number in range(64))
+        assert client.put_many((key, bytes(64 * 1024)) for key in keys) == [Stored()] * 64
+    with AdminClient(stack.control, read_api_key(stack.admin_api_key_file)) as admin:
+        with UsageWatch(admin, [tenant]) as watch:
+            watch.wait_for_reports_after(time.time())
+    shown = saltern("usage", tenant)
+    assert "4 MiB" in shown.out
+    lower = ("quota", "set", tenant, "--dram-limit", "1MiB", "--dram-reserved", "0")
+    refused = saltern(*lower)
+    assert refused.code == 5
+    assert refused.err.splitlines()[1].startswith("hint: ")
+    assert saltern(*lower, "--allow-below-use").code == 0

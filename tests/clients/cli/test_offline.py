@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from saltern import errors
 from saltern.cli import cli, failure, main
 from saltern.cli.deferred import DeferredCommand, ServerCommand
-from saltern.cli.secret_file import reserve_secret_file, write_secret
+from saltern.cli.secret_file import secret_file
 from saltern.errors import AlreadyExistsError, InvalidArgumentError, SalternError, StatusCode
 
 Saltern = Callable[..., Any]
@@ -235,7 +236,7 @@ def test_a_malformed_control_endpoint_is_wrong_use(
     monkeypatch.setenv("SALTERN_API_KEY", SECRET)
     shown = offline("--control", control, "tenant", "list")
     assert shown.code == 2
-    assert "host:port" in shown.err
+    assert "HOST:PORT" in shown.err
 
 
 def test_an_unreachable_control_plane_is_unavailable(offline: Saltern, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,6 +254,24 @@ def test_a_damaged_run_file_is_explained(offline: Saltern, tmp_path: Path, conte
     shown = offline("--data-dir", str(tmp_path), "tenant", "list")
     assert shown.code == 5
     assert "not what `saltern up` writes" in shown.err
+
+
+def test_i1_the_admins_key_does_not_go_to_the_port_of_a_stack_that_was_killed(offline: Saltern, tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (tmp_path / "admin.key").write_text(SECRET)
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        run = {
+            "control_endpoint": f"127.0.0.1:{impostor.getsockname()[1]}",
+            "admin_api_key_file": str(tmp_path / "admin.key"),
+            "pid": ended.pid,
+        }
+        (tmp_path / "run.json").write_text(json.dumps(run))
+        shown = offline("--data-dir", str(tmp_path), "--deadline-ms", "500", "tenant", "list")
+        assert (shown.code, "has ended without a word" in shown.err) == (7, True)
+        impostor.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            impostor.accept()
 
 
 def test_destructive_work_is_not_done_when_nobody_can_be_asked(
@@ -274,17 +293,25 @@ def test_without_the_server_package_up_says_what_to_install(offline: Saltern, mo
 
 def test_a_secret_file_is_for_its_owner_and_overwrites_nothing(tmp_path: Path) -> None:
     path = tmp_path / "key"
-    write_secret(reserve_secret_file(path), SECRET)
+    with secret_file(path) as write:
+        assert path.stat().st_mode & 0o777 == 0o600
+        write(SECRET)
     assert path.read_text() == SECRET + "\n"
     assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(AlreadyExistsError):
-        reserve_secret_file(path)
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(AlreadyExistsError):
-        reserve_secret_file(link)
-    with pytest.raises(InvalidArgumentError):
-        reserve_secret_file(tmp_path / "absent" / "key")
+    for taken in (path, link):
+        with pytest.raises(AlreadyExistsError), secret_file(taken):
+            pytest.fail("the block ran")
+    with pytest.raises(InvalidArgumentError), secret_file(tmp_path / "absent" / "key"):
+        pytest.fail("the block ran")
+    assert path.read_text() == SECRET + "\n"
+
+
+def test_a_secret_file_is_gone_when_there_was_no_secret(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), secret_file(tmp_path / "key"):
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_fault_of_ours_is_one_line_and_a_traceback_only_when_asked(

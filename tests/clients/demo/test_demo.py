@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> Finis
 
 
 def test_the_report_has_the_documented_shape_and_everything_held(finished: Finished) -> None:
-    assert finished.process.returncode == 0, finished.process.stderr
+    assert finished.process.returncode == 0, finished.process.stderr + finished.process.stdout
     report = json.loads((finished.output_dir / "report.json").read_text())
     assert json.loads(finished.process.stdout) == report
     assert report["trace"].keys() == {"source", "sha256", "requests"}
@@ -150,6 +151,25 @@ def test_interrupted_it_stops_its_stack_and_removes_its_data(
     assert not [line for line in _command_lines() if os.fsencode(temporary) in line]
     assert list(temporary.iterdir()) == []
     assert not (tmp_path / "report.json").exists()
+
+
+def test_killed_it_leaves_neither_a_stack_nor_its_data(tmp_path: Path, temporary: Path) -> None:
+    with subprocess.Popen(
+        demo_command(tmp_path, "--requests", "40"),
+        env=demo_environment(temporary),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert any("making the tenants" in line for line in process.stderr)
+        process.kill()
+    # Nobody is left who could tell us when the orphans are done: look until they are.
+    deadline_s = time.monotonic() + 60
+    while list(temporary.iterdir()) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert list(temporary.iterdir()) == []
+    assert not [line for line in _command_lines() if os.fsencode(temporary) + b"/data" in line]
 
 
 def _command_lines() -> Iterator[bytes]:

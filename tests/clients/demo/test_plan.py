@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saltern.demo.payload import block_payload, differing_bytes, engine_block_hash
-from saltern.demo.plan import TENANTS, default_trace, load_trace, make_plan
+from saltern.demo.plan import TENANTS, check_memory, default_trace, load_trace, make_plan
 from saltern.demo.report import percentile
-from saltern.errors import InvalidArgumentError, NotFoundError
+from saltern.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from saltern.traces import Trace, TraceRequest
 
 
@@ -62,6 +63,14 @@ def test_a_conversation_stays_with_one_tenant_and_shared_heads_go_to_both() -> N
 def test_a_trace_that_names_tenants_is_split_by_them() -> None:
     plan = make_plan(trace_of((0, 1), (5, 1), (0, 2), (7, 1), tenants=("x", "y", "x", "z")))
     assert [tenant for tenant, _ in plan.order] == ["alpha", "beta", "alpha", "alpha"]
+    assert plan.tenants[0].working_set_blocks == 5, "block 1 of x is not block 1 of z"
+
+
+def test_a_plan_that_the_machine_has_no_memory_for_is_refused() -> None:
+    plan = make_plan(trace_of((0, 1), (0, 2)))
+    check_memory(plan)
+    with pytest.raises(ResourceExhaustedError, match="free here"):
+        check_memory(replace(plan, dram_bytes=2**50))
 
 
 def test_quotas_fit_alpha_press_beta_and_the_node_holds_both() -> None:

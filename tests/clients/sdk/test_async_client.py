@@ -8,7 +8,9 @@ import threading
 import pytest
 
 from saltern.async_client import AsyncClient
-from saltern.credentials import NodeEndpoint, StaticCredentials
+from saltern.client import Client
+from saltern.credentials import Grant, NodeEndpoint, RenewingCredentials, StaticCredentials
+from saltern.deadline import Deadline
 from saltern.results import AlreadyStored, Deleted, Error, Hit, Lookup, Miss, Pong, Stored
 from tests.support.clients import DEADLINE_MS, blocks, endpoint_of
 from tests.support.faulty_peer import PeerSession, faulty_peer
@@ -95,6 +97,43 @@ async def test_cancelling_interrupts_the_session_and_no_other_call_sees_it() -> 
             second.cancel()
             await asyncio.wait([second], timeout=30)
             assert second.cancelled()
+
+
+async def test_cancelling_a_call_that_waits_for_a_session_or_a_token_ends_it_at_once() -> None:
+    asked, renewing = threading.Event(), threading.Event()
+
+    def behave(session: PeerSession) -> None:
+        session.hello()
+        session.read()
+        asked.set()
+        session.wait_for_end()
+
+    with faulty_peer(behave) as peer:
+        credentials = StaticCredentials("no-token", namespace="chat", nodes=(peer.endpoint,))
+        grant = credentials.grant(Deadline(DEADLINE_MS))
+        held = threading.Event()
+
+        def exchange(timeout_ms: int) -> Grant:
+            if asked.is_set():
+                renewing.set()
+                held.wait(60)
+            return grant
+
+        source = RenewingCredentials(exchange, source="the control plane")
+        client = AsyncClient(Client.from_credentials(source, sessions_max=1), threads_max=4)
+        holder = asyncio.create_task(client.ping(deadline_ms=3_600_000))
+        await asyncio.to_thread(asked.wait)
+        queued = asyncio.create_task(client.ping(deadline_ms=3_600_000))
+        await asyncio.sleep(0.05)
+        source.reject(grant.access_token)
+        without_token = asyncio.create_task(client.ping(deadline_ms=3_600_000))
+        await asyncio.to_thread(renewing.wait)
+        for call in (without_token, queued, holder):
+            call.cancel()
+            await asyncio.wait([call], timeout=30)
+            assert call.cancelled()
+        held.set()
+        await client.close()
 
 
 async def test_cancelled_calls_of_a_busy_client_leave_it_whole() -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from saltern.client import Client
 from saltern.errors import InvalidArgumentError
 from saltern.results import Hit, Pong, Stored
 from saltern.transport.memory import RegisteredBuffer, address_of
 from saltern.transport.registry import BufferRegistry
+from saltern.transport.session import Session
 from saltern.transport.slots import split_frames
 from saltern.wire import KEYS_MAX, REGION_MAX_BYTES
 from tests.support.clients import blocks, endpoint_of, node_client, static_client
@@ -132,6 +134,8 @@ def test_a_forked_child_opens_its_own_sessions(transport: str) -> None:
         client = static_client(endpoint_of(node), node.token("acme", "chat"), transport=transport)
         buffer = client.allocate(1 << 20)
         assert client.put_many(items) == [Stored()] * 4
+        sessions = idle_sessions(client)
+        assert len(sessions) == 1
         child = os.fork()
         if child == 0:
             good = False
@@ -147,9 +151,15 @@ def test_a_forked_child_opens_its_own_sessions(transport: str) -> None:
             assert all(isinstance(result, Hit) for result in client.get_many(keys))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert buffer[:10_000] == items[0][1], "the child read into memory that both share"
+        assert idle_sessions(client) == sessions, "the parent's session was not cut by the child"
         assert isinstance(client.ping(), Pong)
         client.close()
         node.check_invariants()
+
+
+def idle_sessions(client: Client) -> list[Session]:
+    [pool] = client._router._pools.values()
+    return list(pool._idle)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from structlog.testing import capture_logs
 
 from controlplane.audit import DenialLog
-from controlplane.audit.denials import ROWS_PER_CHAIN, ROWS_PER_KIND
+from controlplane.audit.denials import ROWS_PER_ACTOR, ROWS_PER_CHAIN, ROWS_PER_KIND
 from controlplane.db import Database, connect
 from controlplane.db.models import AuditEvent, AuditOutcome
 from saltern.errors import PermissionDeniedError, UnauthenticatedError
@@ -61,11 +61,25 @@ async def test_a_flood_fills_nothing_and_hides_nobody_else(database: Database) -
         await denials.record_denied(ANONYMOUS, method="S/M0")
 
     written = await rows(database)
-    assert sum(row.chain == "platform" for row in written) == ROWS_PER_CHAIN + 1
+    assert sum(row.chain == "platform" for row in written) == ROWS_PER_ACTOR + 1
     assert sum(row.chain == "acme" for row in written) == 1
     assert max(sum(row.method == f"S/M{number}" for row in written) for number in range(40)) <= ROWS_PER_KIND + 1
     # What was not recorded is counted.
-    assert [log["attempts"] for log in logs if "attempts" in log] == [200 - ROWS_PER_CHAIN]
+    assert [log["attempts"] for log in logs if "attempts" in log] == [200 - ROWS_PER_ACTOR]
+
+
+async def test_i11_no_key_hides_the_attempts_of_another(database: Database) -> None:
+    denials = DenialLog(database, FakeClock())
+
+    for number in range(200):
+        await denials.record_denied(ANONYMOUS, method=f"S/M{number}")
+    await denials.record_denied(DENIED, method="S/M", actor="apiKeys/stolen")
+    for actor in range(200):
+        await denials.record_denied(DENIED, method="S/M", actor=f"apiKeys/key-{actor}")
+
+    written = await rows(database)
+    assert sum(row.actor == "apiKeys/stolen" for row in written) == 1
+    assert len(written) == ROWS_PER_CHAIN
 
 
 async def test_a_database_that_is_gone_does_not_turn_a_denial_into_something_else() -> None:

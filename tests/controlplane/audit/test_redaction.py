@@ -41,7 +41,7 @@ def test_an_api_key_or_token_in_a_text_is_refused_without_repeating_it() -> None
     secret = issue_api_key().secret
     token = "eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJhIn0.c2lnbmF0dXJl"
 
-    for text in (secret, f"before {secret} after", token):
+    for text in (secret, f"before {secret} after", token, "bootstrap-saltern-" + "A" * 43):
         with pytest.raises(InvalidArgumentError) as caught:
             require_no_secrets({"display_name": [text]})
         assert text not in str(caught.value)

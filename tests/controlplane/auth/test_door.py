@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import update
 
-from controlplane.auth.door import ADMIN_REQUEST_MAX_BYTES, OPEN_SERVICES
+from controlplane.auth.door import ADMIN_REQUEST_MAX_BYTES, OPEN_SERVICES, TENANT_CALLS_MAX
 from controlplane.db import models
 from controlplane.secrets import parse_api_key
 from controlplane.server import MESSAGE_MAX_BYTES, SERVICE_NAMES
@@ -211,8 +212,11 @@ async def test_garbage_on_the_port_harms_nobody(control: Control) -> None:
         finally:
             writer.close()
 
+    silent = [await asyncio.open_connection(host, port) for _ in range(50)]
     await asyncio.gather(*(poke(payload) for payload in payloads * 3))
     assert (await control.exchange(control.admin_key)).access_token
+    for _, writer in silent:
+        writer.close()
 
 
 async def test_a_cached_token_still_expires(control: Control) -> None:
@@ -235,3 +239,74 @@ async def test_a_cached_token_still_expires(control: Control) -> None:
 
 async def test_open_services_need_no_token(control: Control) -> None:
     assert (await control.auth.GetKeySet(auth_pb2.GetKeySetRequest())).keys
+
+
+async def _stalled(channel: grpc.aio.Channel, path: str, count: int, metadata: Any = ()) -> list[Any]:
+    """Calls that were begun and never send their message; all those past a limit have been refused already."""
+    calls = [channel.stream_unary(path)(metadata=metadata) for _ in range(count)]
+    for call in calls:
+        await call.wait_for_connection()
+    return calls
+
+
+async def _refusal(calls: list[Any]) -> grpc.StatusCode:
+    """How the first of ``calls`` that ends has ended."""
+    codes = [asyncio.ensure_future(call.code()) for call in calls]
+    done, pending = await asyncio.wait(codes, return_when=asyncio.FIRST_COMPLETED)
+    for code in pending:
+        code.cancel()
+    return done.pop().result()
+
+
+@pytest.mark.parametrize(
+    ("path", "calls_max"),
+    [
+        ("/saltern.auth.v1.AuthService/GetKeySet", OPEN_SERVICES["saltern.auth.v1.AuthService"]),
+        ("/grpc.health.v1.Health/Watch", OPEN_SERVICES["grpc.health.v1.Health"]),
+    ],
+)
+async def test_i10_callers_without_a_token_cannot_take_every_place(control: Control, path: str, calls_max: int) -> None:
+    admin = await control.bearer(control.admin_key)
+    async with AsyncExitStack() as stack:
+        calls = []
+        for _ in range(0, calls_max + 1, 100):  # a connection carries so many streams
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            channel = grpc.aio.insecure_channel(str(control.plane.endpoint), options=options)
+            calls += await _stalled(await stack.enter_async_context(channel), path, 100)
+        assert await _refusal(calls) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await control.tenants.ListTenants(LIST_TENANTS, metadata=admin)
+        for call in calls:
+            call.cancel()
+
+
+async def test_i10_a_tenant_cannot_take_every_place(control: Control) -> None:
+    await control.add_tenant("acme")
+    admin = await control.bearer(control.admin_key)
+    token = await control.bearer(await control.add_api_key(credentials_pb2.ROLE_READER, "acme", "key"))
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(str(control.plane.endpoint), options=options) as channel:
+        path = "/saltern.admin.v1.TenantService/GetTenant"
+        calls = await _stalled(channel, path, TENANT_CALLS_MAX + 1, token)
+        assert await _refusal(calls) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        request = tenants_pb2.GetTenantRequest(name="tenants/acme")
+        assert (await refused(control.tenants.GetTenant(request, metadata=token))).reason == "TOO_MANY_CALLS"
+        assert (await control.tenants.GetTenant(request, metadata=admin)).name == "tenants/acme"
+        for call in calls:
+            call.cancel()
+
+
+async def test_i10_a_call_without_a_token_is_answered_before_its_message(control: Control) -> None:
+    (call,) = await _stalled(control.channel, "/saltern.admin.v1.TenantService/ListTenants", 1)
+    assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_i10_a_key_that_is_deleted_before_the_message_comes_is_refused(control: Control) -> None:
+    """The token is verified when the call begins, the credential behind it at the last moment."""
+    await control.add_tenant("acme")
+    token = await control.bearer(await control.add_api_key(credentials_pb2.ROLE_TENANT_ADMIN, "acme", "key"))
+    method = control.channel.stream_unary("/saltern.admin.v1.TenantService/GetTenant")
+    call = method(metadata=token)
+    await call.wait_for_connection()
+    await control.delete_api_key("tenants/acme/apiKeys/key")
+    await call.write(tenants_pb2.GetTenantRequest(name="tenants/acme").SerializeToString())
+    assert (await refused(call)).reason == "CREDENTIAL_REVOKED"

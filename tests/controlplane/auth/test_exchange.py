@@ -215,3 +215,40 @@ async def test_neither_keys_nor_tokens_are_in_the_database_or_the_log(
 async def test_exchanges_in_parallel_all_succeed(control: Control) -> None:
     responses = await asyncio.gather(*(control.exchange(control.admin_key) for _ in range(50)))
     assert len({response.access_token for response in responses}) == 50
+
+
+async def test_i11_a_refused_exchange_is_audited_where_it_belongs(control: Control) -> None:
+    await control.add_tenant("acme", "chat")
+    secret = await control.add_api_key(credentials_pb2.ROLE_WRITER, "acme", "writer")
+    for key, namespace, parent, actor, resource, reason in (
+        (secret, "absent", "tenants/acme", "tenants/acme/apiKeys/writer", "absent", "RESOURCE_NOT_AVAILABLE"),
+        (control.admin_key, "chat", "", "apiKeys/bootstrap-admin", "", "ROLE_REQUIRED"),
+        (issue_api_key().secret, "chat", "", "anonymous", "", "API_KEY_INVALID"),
+    ):
+        await refused(control.exchange(key, namespace))
+        newest = (await control.events(parent))[0]
+        assert (newest.actor, newest.reason) == (actor, reason)
+        assert newest.method == "saltern.auth.v1.AuthService/ExchangeApiKey"
+        assert newest.resource == (f"tenants/acme/namespaces/{resource}" if resource else "")
+    admin = await control.bearer(control.admin_key)
+    await control.tenants.SuspendTenant(tenants_pb2.SuspendTenantRequest(name="tenants/acme"), metadata=admin)
+    await refused(control.exchange(secret))
+    newest = (await control.events("tenants/acme"))[0]
+    assert (newest.actor, newest.reason) == ("tenants/acme/apiKeys/writer", "TENANT_SUSPENDED")
+
+
+async def test_i11_no_secret_reaches_the_audit_trail_by_a_denied_request(control: Control) -> None:
+    """A caller who is denied writes what it likes into request_id: its own key, a colleague's token."""
+    await control.add_tenant("acme", "chat")
+    secret = await control.add_api_key(credentials_pb2.ROLE_READER, "acme", "reader")
+    token = (await control.exchange(secret, "chat")).access_token
+    bearer_of_reader = await control.bearer(secret)
+    for pasted in (secret, token, f"x{secret}", "bootstrap-saltern-" + "A" * 43):
+        request = tenants_pb2.SuspendTenantRequest(name="tenants/acme", request_id=pasted)
+        error = await refused(control.tenants.SuspendTenant(request, metadata=bearer_of_reader))
+        assert error.reason == "ROLE_REQUIRED"
+    recorded = [event for event in await control.events("tenants/acme") if event.reason == "ROLE_REQUIRED"]
+    assert len(recorded) == 4
+    for event in recorded:
+        assert "<secret>" in event.request_id
+        assert not any(text in str(event) for text in (secret, token, "A" * 43))

@@ -103,6 +103,9 @@ async def test_only_the_role_node_may_call(control: Control) -> None:
     assert error.reason == "ROLE_REQUIRED"
     async with streaming(control, admin) as stream:
         assert (await refused(stream.call.read())).reason == "ROLE_REQUIRED"
+    denied = [event for event in await control.events() if event.reason == "ROLE_REQUIRED"]
+    assert [event.method.rpartition("/")[2] for event in denied] == ["StreamPolicy", "ReportUsage", "RegisterNode"]
+    assert {event.actor for event in denied} == {"apiKeys/bootstrap-admin"}
 
 
 async def test_malformed_registrations_are_refused(control: Control, as_node: Metadata) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
+import structlog.testing
 
 from tests.support.static_node import MIB, StaticNode, static_node, tenant_policy
+from tests.support.waiting import wait_until
 from tests.support.wire_client import WireClient, block, connect_tcp, connect_unix, key
 
 TENANTS = {
@@ -28,8 +29,11 @@ def node(shared_node: StaticNode) -> Iterator[StaticNode]:
     """A node without entries, checked afterwards: books exact, no session or held byte left, others served (I8)."""
     shared_node.apply({})
     shared_node.apply(TENANTS)
-    yield shared_node
-    wait_until(lambda: shared_node.session_count() == 0)
+    with structlog.testing.capture_logs() as logged:
+        yield shared_node
+        wait_until(lambda: shared_node.session_count() == 0)
+    faults = [entry for entry in logged if entry["log_level"] == "error"]
+    assert not faults, "the node met an error that it did not expect"
     shared_node.check_invariants()
     for books in shared_node.usage().tenants.values():
         assert books.in_flight_bytes == books.held_bytes == 0
@@ -54,11 +58,3 @@ def stranger(node: StaticNode, request: pytest.FixtureRequest) -> Iterator[WireC
     """A connection that has not said HELLO, over each door."""
     with CONNECT[request.param](node) as connected:
         yield connected
-
-
-def wait_until(condition: object, limit_s: float = 10.0) -> None:
-    """Wait for something that the node does on its own thread."""
-    deadline_s = time.monotonic() + limit_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline_s, "the node did not get there"
-        time.sleep(0.005)

@@ -1,10 +1,13 @@
-"""Bytes-like arguments as flat views: checked once, never copied."""
+"""Arguments of calls: keys checked in one sweep, bytes-like objects as flat views that are never copied."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import countOf
 from typing import TYPE_CHECKING
 
 from saltern.errors import InvalidArgumentError
+from saltern.keys import KEY_BYTES, BlockKey
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -31,3 +34,14 @@ def room_view(buffer: Buffer) -> memoryview:
     if view.readonly:
         raise InvalidArgumentError("a buffer to read into is read-only", reason="INVALID_BUFFER")
     return view
+
+
+def checked_keys(keys: Iterable[BlockKey]) -> list[BlockKey]:
+    """The keys as a list; raises InvalidArgumentError for one that is not 32 bytes."""
+    checked = list(keys)
+    # Loops in C: existence checks carry hundreds of keys.
+    if countOf(map(type, checked), bytes) < len(checked) or countOf(map(len, checked), KEY_BYTES) < len(checked):
+        raise InvalidArgumentError(
+            f"a block key must be {KEY_BYTES} bytes", reason="INVALID_KEY_LENGTH", hint="derive it with block_key()"
+        )
+    return checked

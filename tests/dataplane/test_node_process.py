@@ -1,0 +1,201 @@
+"""``saltern serve node`` as a process, against a real control plane on a real database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saltern.admin.v1 import credentials_pb2, tenants_pb2, usage_pb2
+from saltern.endpoints import Endpoint
+from saltern.errors import PermissionDeniedError
+from tests.support.control import Control, control_plane, migrate
+from tests.support.wire_client import WireClient, block, key
+
+DEADLINE_S = 40
+
+
+class NodeProcess:
+    def __init__(self, process: subprocess.Popen[str], ready_file: Path) -> None:
+        self.process = process
+        self.ready_file = ready_file
+
+    async def ready(self) -> dict[str, Any]:
+        """The ready file, once it is there."""
+        async with asyncio.timeout(DEADLINE_S):
+            while self.process.poll() is None:
+                if self.ready_file.exists():
+                    ready: dict[str, Any] = json.loads(self.ready_file.read_text())
+                    assert ready["pid"] == self.process.pid
+                    return ready
+                await asyncio.sleep(0.02)
+        raise AssertionError(self.process.communicate()[1])
+
+    async def end(self) -> tuple[int, str]:
+        """Exit code and everything on stderr."""
+        _, printed = await asyncio.to_thread(self.process.communicate, timeout=DEADLINE_S)
+        return self.process.returncode, printed
+
+
+@contextmanager
+def serve_node(folder: Path, control: str, secret: str | None, *arguments: str) -> Iterator[NodeProcess]:
+    folder.mkdir(exist_ok=True)
+    key_file, ready_file = folder / "node.key", folder / "ready.json"
+    if secret is not None:
+        key_file.write_text(secret)
+    command = [sys.executable, "-m", "saltern", "serve", "node", "--node-id", "node-1", "--control", control]
+    command += ["--api-key-file", str(key_file), "--state-dir", str(folder), "--ready-file", str(ready_file)]
+    command += ["--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--dram-bytes", "32MiB", *arguments]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SALTERN_")}
+    with subprocess.Popen(command, env=clean, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield NodeProcess(process, ready_file)
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+async def control(postgres, tmp_path: Path) -> AsyncIterator[Control]:  # type: ignore[no-untyped-def]
+    with postgres.fresh_database(migrate) as database:
+        async with control_plane(database, tmp_path / "control") as running:
+            await running.redeem()
+            await running.add_tenant("acme", "chat", limit_bytes=16 * 1024 * 1024)
+            yield running
+
+
+def connect(endpoint: str) -> WireClient:
+    host, port = endpoint.rsplit(":", 1)
+    return WireClient(socket.create_connection((host, int(port)), timeout=10))
+
+
+async def node_key(control: Control) -> str:
+    return await control.add_api_key(credentials_pb2.ROLE_NODE, key_id="node")
+
+
+async def writer_token(control: Control) -> str:
+    writer = await control.add_api_key(credentials_pb2.ROLE_WRITER, "acme")
+    return (await control.exchange(writer, "chat")).access_token
+
+
+async def test_a_node_serves_what_the_control_plane_says_and_reports_what_it_holds(
+    control: Control, tmp_path: Path
+) -> None:
+    token = await writer_token(control)
+    with serve_node(tmp_path / "node", str(control.plane.endpoint), await node_key(control)) as node:
+        ready = await node.ready()
+        with connect(ready["wire_endpoint"]) as client:
+            await asyncio.to_thread(client.hello, token)
+            assert client.put({key(1): block(1)}).codes == b"\x00"
+            assert client.get(key(1)) == {key(1): block(1)}
+            await usage_reaches(control, 4096)
+
+            suspend = tenants_pb2.SuspendTenantRequest(name="tenants/acme")
+            await control.tenants.SuspendTenant(suspend, metadata=await control.bearer(control.admin_key))
+            await refused_soon(client, "TENANT_SUSPENDED")
+            delete = tenants_pb2.DeleteTenantRequest(name="tenants/acme")
+            await control.tenants.DeleteTenant(delete, metadata=await control.bearer(control.admin_key))
+            await refused_soon(client, "NAMESPACE_NOT_AVAILABLE")
+
+            assert Path(ready["shm_path"]).is_socket()
+            node.process.send_signal(signal.SIGTERM)
+            status, printed = await node.end()
+            assert client.is_closed()
+        assert status == 0, printed
+        assert not node.ready_file.exists()
+        assert not Path(ready["shm_path"]).exists()
+        assert token not in printed
+        assert "sk-saltern" not in printed
+
+
+async def test_i9_a_node_serves_on_without_its_control_plane_and_finds_it_again(  # type: ignore[no-untyped-def]
+    postgres, tmp_path: Path
+) -> None:
+    with postgres.fresh_database(migrate) as database, ExitStack() as stack:
+        async with control_plane(database, tmp_path / "control") as first:
+            admin_key = await first.redeem()
+            await first.add_tenant("acme", "chat", limit_bytes=16 * 1024 * 1024)
+            token, endpoint = await writer_token(first), first.plane.endpoint
+            node = stack.enter_context(serve_node(tmp_path / "node", str(endpoint), await node_key(first)))
+            ready = await node.ready()
+        client = stack.enter_context(connect(ready["wire_endpoint"]))
+        await asyncio.to_thread(client.hello, token)
+        assert client.put({key(1): block(1)}).codes == b"\x00"
+        listen = Endpoint(endpoint.host, endpoint.port)
+        async with control_plane(database, tmp_path / "control", listen=listen) as second:
+            second.admin_key = admin_key
+            await usage_reaches(second, 4096)
+            delete = tenants_pb2.DeleteTenantRequest(name="tenants/acme")
+            await second.tenants.DeleteTenant(delete, metadata=await second.bearer(admin_key))
+            await refused_soon(client, "NAMESPACE_NOT_AVAILABLE")
+
+
+@pytest.mark.parametrize(
+    ("case", "status", "words"),
+    [
+        ("unknown key", 4, "API key is not valid"),
+        ("tenant's key", 3, "belongs to tenant 'acme'"),
+        ("no key file", 3, "no API key file"),
+        ("port taken", 5, "the port is taken"),
+        ("unreachable", 7, "cannot reach"),
+        ("not loopback", 2, "not a loopback address"),
+    ],
+)
+async def test_a_node_that_cannot_start_says_why_in_one_line(
+    control: Control, tmp_path: Path, case: str, status: int, words: str
+) -> None:
+    secret: str | None = await node_key(control)
+    endpoint, arguments = str(control.plane.endpoint), ["--control-wait", "0"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        if case == "unknown key":
+            secret = f"sk-saltern-{'0' * 16}-{'A' * 43}"
+        elif case == "tenant's key":
+            secret = await control.add_api_key(credentials_pb2.ROLE_WRITER, "acme")
+        elif case == "no key file":
+            secret = None
+        elif case == "port taken":
+            arguments += ["--listen", f"127.0.0.1:{taken.getsockname()[1]}"]
+        elif case == "unreachable":
+            with socket.create_server(("127.0.0.1", 0)) as closed:
+                endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
+        else:
+            arguments += ["--listen", "0.0.0.0:0"]
+        with serve_node(tmp_path / "node", endpoint, secret, *arguments) as node:
+            code, printed = await node.end()
+    assert code == status, printed
+    lines = [line for line in printed.splitlines() if not line.startswith("{")]
+    assert words in lines[0]
+    assert lines[0].startswith("error: ") and lines[1].startswith("hint: ") and len(lines) == 2
+    assert "sk-saltern-" not in printed
+
+
+async def usage_reaches(control: Control, used_bytes: int) -> None:
+    """Wait until the control plane knows that acme holds ``used_bytes``."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            request = usage_pb2.GetUsageRequest(tenant="tenants/acme")
+            response = await control.usage.GetUsage(request, metadata=await control.bearer(control.admin_key))
+            if any(tier.used_bytes == used_bytes for tier in response.tiers):
+                return
+            await asyncio.sleep(0.1)
+
+
+async def refused_soon(client: WireClient, reason: str) -> None:
+    """Wait until the open session is refused for ``reason``."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                client.get(key(1))
+            except PermissionDeniedError as error:
+                if error.reason == reason:
+                    return
+            await asyncio.sleep(0.02)

@@ -1,0 +1,86 @@
+"""The pushed snapshot: taken whole or refused whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.clock import utc_now
+from controlplane.node.snapshot import encode_policy
+from dataplane.policy_codec import decode_snapshot
+from saltern.errors import InvalidArgumentError
+from saltern.names import NamespaceId, TenantId
+from saltern.node.v1 import node_pb2
+from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
+from tenants.quota import Tier, TierQuota
+from tenants.tokens import KeySet
+from tests.support.snapshots import KEY, snapshot
+
+
+def test_a_snapshot_decodes_to_a_policy() -> None:
+    policy, key_set = decode_snapshot(snapshot())
+    assert policy == NodePolicy(
+        7,
+        {
+            TenantId("acme"): TenantPolicy(
+                TenantState.ACTIVE,
+                {Tier.DRAM: TierQuota(1, 2, 100)},
+                {NamespaceId("chat"): NamespacePolicy("u", 4096, (1, 2))},
+                min_issue_time_s=101,  # rounded up (I10)
+            )
+        },
+    )
+    assert key_set == KeySet("saltern-1", {"k1": KEY})
+
+
+def test_what_the_control_plane_encodes_the_node_decodes() -> None:
+    policy, key_set = decode_snapshot(snapshot())
+    assert decode_snapshot(encode_policy(policy, key_set, utc_now())) == (policy, key_set)
+
+
+MALFORMED: dict[str, Callable[[node_pb2.PolicySnapshot], object]] = {
+    "no version": lambda s: s.ClearField("version"),
+    "no issuer": lambda s: s.key_set.ClearField("issuer"),
+    "a key that is not base64url": lambda s: setattr(s.key_set.keys[0], "x", "***"),
+    "a key of another curve": lambda s: setattr(s.key_set.keys[0], "crv", "X25519"),
+    "a key without a name": lambda s: setattr(s.key_set.keys[0], "kid", ""),
+    "a key twice": lambda s: s.key_set.keys.add().CopyFrom(s.key_set.keys[0]),
+    "a tenant twice": lambda s: s.tenants.add().CopyFrom(s.tenants[0]),
+    "a tenant without a state": lambda s: s.tenants[0].ClearField("state"),
+    "a tenant of an unknown state": lambda s: setattr(s.tenants[0], "state", 77),
+    "a tenant's name with a slash": lambda s: setattr(s.tenants[0], "tenant_id", "a/b"),
+    "the platform as a tenant": lambda s: setattr(s.tenants[0], "tenant_id", "platform"),
+    "an unknown tier": lambda s: setattr(s.tenants[0].tiers[0], "tier", 9),
+    "a tier twice": lambda s: s.tenants[0].tiers.add().CopyFrom(s.tenants[0].tiers[0]),
+    "a negative limit": lambda s: setattr(s.tenants[0].tiers[0], "limit_bytes", -1),
+    "a reservation above the limit": lambda s: setattr(s.tenants[0].tiers[0], "reserved_bytes", 3),
+    "a weight out of range": lambda s: setattr(s.tenants[0].tiers[0], "weight", 5000),
+    "a namespace without a uid": lambda s: setattr(s.tenants[0].namespaces[0], "uid", ""),
+    "a namespace of blocks too large": lambda s: setattr(s.tenants[0].namespaces[0], "block_bytes", 2**40),
+    "a namespace twice": lambda s: s.tenants[0].namespaces.add().CopyFrom(s.tenants[0].namespaces[0]),
+    "epochs out of order": lambda s: s.tenants[0].namespaces[0].epochs.append(1),
+    "a negative epoch": lambda s: s.tenants[0].namespaces[0].epochs.insert(0, -1),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_one_malformed_part_refuses_the_whole(case: str) -> None:
+    message = snapshot()
+    MALFORMED[case](message)
+    with pytest.raises(InvalidArgumentError) as caught:
+        decode_snapshot(message)
+    assert caught.value.reason == "POLICY_MALFORMED"
+
+
+@given(st.binary(max_size=200))
+def test_any_message_is_decoded_or_refused(data: bytes) -> None:
+    message = node_pb2.PolicySnapshot()
+    try:
+        message.ParseFromString(data)
+    except Exception:
+        return
+    with pytest.raises(InvalidArgumentError):
+        decode_snapshot(message)

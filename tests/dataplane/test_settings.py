@@ -1,0 +1,35 @@
+"""Wrong options are refused before anything starts, with help."""
+
+from __future__ import annotations
+
+import pytest
+
+from dataplane.settings import NodeSettings, parse_mode
+from saltern.endpoints import Endpoint
+from saltern.errors import FailedPreconditionError, InvalidArgumentError
+from saltern.names import NodeId
+
+LOOPBACK = Endpoint("127.0.0.1", 0)
+
+
+def test_modes() -> None:
+    assert parse_mode("0660") == parse_mode("660") == 0o660
+    for text in ("", "8", "0o660", "99999", "rw"):
+        with pytest.raises(InvalidArgumentError):
+            parse_mode(text)
+
+
+def test_plain_text_beyond_this_host_needs_to_be_asked_for() -> None:
+    everywhere = Endpoint("0.0.0.0", 0)
+    for listen, grpc_listen in ((everywhere, LOOPBACK), (LOOPBACK, everywhere)):
+        arguments = {"node_id": NodeId("n"), "listen": listen, "grpc_listen": grpc_listen, "dram_bytes": 2**20}
+        with pytest.raises(FailedPreconditionError) as caught:
+            NodeSettings(**arguments)  # type: ignore[arg-type]
+        assert caught.value.reason == "PLAINTEXT_REFUSED"
+        NodeSettings(**arguments, allow_plaintext=True)  # type: ignore[arg-type]
+
+
+def test_a_node_needs_some_memory() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        NodeSettings(NodeId("n"), LOOPBACK, LOOPBACK, dram_bytes=4096)
+    assert caught.value.reason == "DRAM_TOO_SMALL"

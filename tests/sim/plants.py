@@ -1,0 +1,295 @@
+"""Faults planted into the core on purpose: a simulator that finds none of them would prove nothing.
+
+Each is one small, believable mistake, made by replacing one function for the time of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from dataplane.core import cache as cache_module
+from dataplane.core import pool as pool_module
+from dataplane.core import victims as victims_module
+from dataplane.core.budget import TierBudget
+from dataplane.core.cache import CacheCore
+from dataplane.core.entry import Entry, EntryState
+from dataplane.core.extents import GRANULE_BYTES, Extents, TrialFree
+from dataplane.core.partition import Partition
+from dataplane.core.pool import Pool
+from dataplane.core.tenant_cache import PartitionIndex
+from dataplane.io.batches import GetBatch, PutBatch
+
+
+class Plant(NamedTuple):
+    """One fault.
+
+    Attributes:
+        rule: what it breaks.
+        owner, attribute: the function that is replaced.
+        replace: makes the broken function from the right one.
+    """
+
+    rule: str
+    owner: Any
+    attribute: str
+    replace: Callable[[Any], Any]
+
+
+def _skip_a_charge(original: Any) -> Any:
+    def begin(self: TierBudget, size_bytes: int, extent_bytes: int) -> None:
+        original(self, size_bytes, extent_bytes)
+        if extent_bytes > GRANULE_BYTES:
+            self.used_bytes -= GRANULE_BYTES
+
+    return begin
+
+
+def _charge_only_the_length(original: Any) -> Any:
+    def release(self: TierBudget, size_bytes: int, extent_bytes: int) -> None:
+        original(self, size_bytes, size_bytes)
+
+    return release
+
+
+def _publish_before_the_sum_is_checked(original: Any) -> Any:
+    return lambda self, index, digest, claimed: original(self, index, digest, digest)
+
+
+def _evict_what_is_being_read(original: Any) -> Any:
+    def advance(self: Any) -> None:
+        self.head = next(self._rest, None)
+
+    return advance
+
+
+def _take_below_the_reservation(original: Any) -> Any:
+    def init(self: Any, owner: Any) -> None:
+        original(self, owner)
+        self.reserved_bytes = 0
+
+    return init
+
+
+def _lend_and_not_give_back(original: Any) -> Any:
+    return lambda extents, requester, borrowers, *rest: original(extents, requester, (), *rest)
+
+
+def _forget_to_purge_an_epoch(original: Any) -> Any:
+    def apply(self: CacheCore, owner: Any, rules: Any) -> int:
+        kept = dict(owner.partitions)
+        for partition in kept:
+            space = rules.namespaces.get(partition.namespace)
+            if space is not None and space.uid == partition.namespace_uid and partition.epoch not in space.epochs:
+                del owner.partitions[partition]
+        purged: int = original(self, owner, rules)
+        owner.partitions.update(kept)
+        return purged
+
+    return apply
+
+
+def _take_a_new_namespace_for_the_old(original: Any) -> Any:
+    """As if a namespace were known by its name: the new one inherits the entries."""
+
+    def apply(self: CacheCore, owner: Any, rules: Any) -> int:
+        for partition, index in list(owner.partitions.items()):
+            space = rules.namespaces.get(partition.namespace)
+            if space is not None and space.uid != partition.namespace_uid:
+                renamed = Partition(partition.tenant, partition.namespace, space.uid, partition.epoch)
+                self._open.pop(partition, None)
+                del owner.partitions[partition]
+                index.partition = renamed
+                owner.partitions[renamed] = self._open[renamed] = index
+        return int(original(self, owner, rules))
+
+    return apply
+
+
+def _serve_a_suspended_tenant(original: Any) -> Any:
+    def apply(self: CacheCore, owner: Any, rules: Any) -> int:
+        purged: int = original(self, owner, rules)
+        self._open.update(owner.partitions)
+        return purged
+
+    return apply
+
+
+def _one_index_for_every_tenant(original: Any) -> Any:
+    """As if a namespace's name alone were the key: two tenants that use it share entries."""
+
+    def open_index(self: CacheCore, partition: Any) -> PartitionIndex | None:
+        for other, index in self._open.items():
+            if other.namespace == partition.namespace and original(self, partition) is not None:
+                self._open[partition] = index
+                return index
+        return original(self, partition)  # type: ignore[no-any-return]
+
+    return open_index
+
+
+def _free_what_is_being_read(original: Any) -> Any:
+    def remove(self: Pool, entry: Entry) -> None:
+        pins, entry.pins = entry.pins, 0
+        original(self, entry)
+        entry.pins = pins
+
+    return remove
+
+
+def _leak_a_torn_put(original: Any) -> Any:
+    """A put that is torn off gives back its budget and keeps its memory."""
+
+    def abort(self: Pool, entry: Entry) -> None:
+        with patch.object(Extents, "free", lambda *_: None):
+            original(self, entry)
+
+    return abort
+
+
+def _reuse_the_memory_of_a_purged_put(original: Any) -> Any:
+    """Purging a partition frees memory that a client is still writing to."""
+
+    def purge(self: Pool, index: PartitionIndex) -> int:
+        writing = list(index.writing.values())
+        purged: int = original(self, index)
+        for entry in writing:
+            self.extents.free(entry.offset, entry.extent_bytes)
+        return purged
+
+    return purge
+
+
+def _evict_before_refusing(original: Any) -> Any:
+    def admit(self: Pool, index: PartitionIndex, *rest: Any) -> Any:
+        outcome = original(self, index, *rest)
+        if not isinstance(outcome, Entry):
+            for entry in list(index.owner.order)[:1]:
+                if not entry.pins:
+                    self.evict(entry)
+        return outcome
+
+    return admit
+
+
+def _refuse_instead_of_evicting(original: Any) -> Any:
+    return lambda extents, requester, borrowers, extent_bytes, now_ns: (
+        original(extents, requester, borrowers, extent_bytes, now_ns) if requester.budget.weight < 1000 else None
+    )
+
+
+def _grow_past_the_limit(original: Any) -> Any:
+    def admit(self: Pool, index: PartitionIndex, *rest: Any) -> Any:
+        budget = index.owner.budget
+        limit_bytes, budget.limit_bytes = budget.limit_bytes, budget.limit_bytes + GRANULE_BYTES
+        try:
+            return original(self, index, *rest)
+        finally:
+            budget.limit_bytes = limit_bytes
+
+    return admit
+
+
+def _keep_what_is_above_a_lowered_limit(original: Any) -> Any:
+    return lambda self, owner: 0
+
+
+def _publish_into_a_closed_partition(original: Any) -> Any:
+    def commit(self: CacheCore, ticket: Any, checksum: int, now_ns: int) -> Any:
+        entry = ticket.entry
+        if entry.state is EntryState.DETACHED:
+            del self._pool.detached[entry]
+            entry.index.writing[entry.key] = entry
+            entry.index.owner.partitions[entry.index.partition] = self._open[entry.index.partition] = entry.index
+        return original(self, ticket, checksum, now_ns)
+
+    return commit
+
+
+def _overwrite_a_stored_key(original: Any) -> Any:
+    def put_start(self: CacheCore, partition: Any, key: Any, size_bytes: int, now_ns: int) -> Any:
+        self.drop(partition, key)
+        return original(self, partition, key, size_bytes, now_ns)
+
+    return put_start
+
+
+def _promise_more_than_there_is(original: Any) -> Any:
+    def check(reservations_bytes: Iterable[int], capacity_bytes: int, tier: Any) -> None:
+        original(reservations_bytes, 2 * capacity_bytes, tier)
+
+    return check
+
+
+def _give_out_overlapping_memory(original: Any) -> Any:
+    def allocate(self: Extents, extent_bytes: int) -> Any:
+        offset = original(self, extent_bytes)
+        return offset - GRANULE_BYTES if offset and extent_bytes > 2 * GRANULE_BYTES else offset
+
+    return allocate
+
+
+def _misjudge_what_eviction_frees(original: Any) -> Any:
+    def add(self: TrialFree, offset: Any, extent_bytes: int) -> tuple[int, int]:
+        start, end = original(self, offset, extent_bytes)
+        return start, end + GRANULE_BYTES
+
+    return add
+
+
+def _send_the_next_granule(original: Any) -> Any:
+    def view(self: GetBatch, pin: Any) -> memoryview:
+        arena = self._blocks.arena
+        offset = pin.offset + GRANULE_BYTES
+        return arena.view(offset if offset + pin.size_bytes <= arena.capacity_bytes else pin.offset, pin.size_bytes)
+
+    return view
+
+
+def _receive_into_the_granule_before(original: Any) -> Any:
+    def start(self: PutBatch, index: int, size_bytes: int) -> memoryview | None:
+        target = original(self, index, size_bytes)
+        if target is None or not self._ticket or not self._ticket.offset:
+            return target  # type: ignore[no-any-return]
+        return self._blocks.arena.view(self._ticket.offset - GRANULE_BYTES, size_bytes)
+
+    return start
+
+
+#: Every fault by its name.
+PLANTS: dict[str, Plant] = {
+    "skip a charge": Plant("I8", TierBudget, "begin", _skip_a_charge),
+    "credit only the length": Plant("I8", TierBudget, "release", _charge_only_the_length),
+    "publish before the sum is checked": Plant("I6", PutBatch, "finish", _publish_before_the_sum_is_checked),
+    "evict what is being read": Plant("I7", victims_module._Candidate, "_advance", _evict_what_is_being_read),
+    "take below the reservation": Plant("I5", victims_module._Candidate, "__init__", _take_below_the_reservation),
+    "lend and not give back": Plant("I5", pool_module, "choose_victims", _lend_and_not_give_back),
+    "forget to purge an epoch": Plant("I12", CacheCore, "_apply_namespaces", _forget_to_purge_an_epoch),
+    "take a new namespace for the old": Plant("I12", CacheCore, "_apply_namespaces", _take_a_new_namespace_for_the_old),
+    "serve a suspended tenant": Plant("I12", CacheCore, "_apply_namespaces", _serve_a_suspended_tenant),
+    "one index for every tenant": Plant("I2", CacheCore, "_open_index", _one_index_for_every_tenant),
+    "free what is being read": Plant("I7", Pool, "remove", _free_what_is_being_read),
+    "leak the memory of a torn put": Plant("I8", Pool, "abort", _leak_a_torn_put),
+    "reuse the memory of a purged put": Plant("I7", Pool, "purge", _reuse_the_memory_of_a_purged_put),
+    "evict before refusing": Plant("I6", Pool, "admit", _evict_before_refusing),
+    "refuse instead of evicting": Plant("I6", pool_module, "choose_victims", _refuse_instead_of_evicting),
+    "grow past the limit": Plant("I4", Pool, "admit", _grow_past_the_limit),
+    "keep what is above a lowered limit": Plant("I4", Pool, "evict_down_to_limit", _keep_what_is_above_a_lowered_limit),
+    "publish into a closed partition": Plant("I12", CacheCore, "put_commit", _publish_into_a_closed_partition),
+    "overwrite a stored key": Plant("I6", CacheCore, "put_start", _overwrite_a_stored_key),
+    "promise more than there is": Plant("I5", cache_module, "check_reservations", _promise_more_than_there_is),
+    "give out overlapping memory": Plant("I7", Extents, "allocate", _give_out_overlapping_memory),
+    "misjudge what an eviction frees": Plant("I6", TrialFree, "add", _misjudge_what_eviction_frees),
+    "send a neighbour's bytes": Plant("I2", GetBatch, "view", _send_the_next_granule),
+    "receive into a neighbour's memory": Plant("I7", PutBatch, "start", _receive_into_the_granule_before),
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Break the core in this way until the end of the block."""
+    plant = PLANTS[name]
+    with patch.object(plant.owner, plant.attribute, plant.replace(getattr(plant.owner, plant.attribute))):
+        yield

@@ -1,0 +1,183 @@
+"""Commands that change the policy while traffic is under way, and policies that must be refused."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from dataplane.core.extents import GRANULE_BYTES
+from saltern.errors import FailedPreconditionError
+from saltern.names import NamespaceId, TenantId
+from tenants.policy import NamespacePolicy
+from tenants.quota import TierQuota
+from tests.support.cache_model import ModelTenant
+
+if TYPE_CHECKING:
+    from dataplane.core.cache import CacheCore
+    from tests.sim.model import SimModel
+    from tests.sim.sessions import Session
+    from tests.sim.shape import Shape
+
+EPOCHS_MAX = 3
+
+
+class PolicyCommands:
+    """Each command changes the model's policy, pushes it to the core and says what the core must answer."""
+
+    rng: Random
+    shape: Shape
+    core: CacheCore
+    model: SimModel
+    names: list[TenantId]
+    sessions: list[Session]
+    version: int
+    uids: int
+    now_ns: int
+
+    def say(self, line: str) -> None:
+        raise NotImplementedError
+
+    # ---- pushing
+
+    def first_policy(self) -> None:
+        for tenant in self.names:
+            self.model.tenants[tenant] = ModelTenant(self._draw_quota(tenant), namespaces=self._new_namespaces())
+        self.push()
+
+    def push(self) -> None:
+        """Apply the model's policy to core and model; the core must answer what that cost (I12, I4)."""
+        model = self.model
+        self.version += 1
+        purged = sum(not model.exists(entry.partition) for entry in model.readable())
+        evictions_before = {tenant: counters.evictions for tenant, counters in model.counters.items()}
+        applied = self.core.apply_policy(model.policy(self.version), self.now_ns)
+        model.apply_policy()
+        evicted = sum(
+            counters.evictions - evictions_before.get(tenant, 0)
+            for tenant, counters in model.counters.items()
+            if tenant in model.tenants
+        )
+        assert applied.purged_entries == purged, f"I12: {applied.purged_entries} entries purged instead of {purged}"
+        assert applied.evicted_entries == evicted, f"I4: {applied.evicted_entries} evicted instead of {evicted}"
+        self.say(f"  policy {self.version} in force: {purged} entries purged, {evicted} evicted")
+
+    # ---- commands
+
+    def change_quota(self) -> bool:
+        tenant, rules = self._any_tenant()
+        if rules is None:
+            return False
+        rules.quota = quota = self._draw_quota(tenant)
+        self.say(
+            f"quota of {tenant}: reserved {quota.reserved_bytes}, limit {quota.limit_bytes}, weight {quota.weight}"
+        )
+        self.push()
+        return True
+
+    def rotate_epoch(self) -> bool:
+        tenant, rules = self._any_tenant()
+        if rules is None:
+            return False
+        for name, space in rules.namespaces.items():
+            epochs = (*space.epochs, space.epochs[-1] + 1)[-EPOCHS_MAX:]
+            rules.namespaces[name] = NamespacePolicy(space.uid, space.block_bytes, epochs)
+        self.say(f"rotate the salt of {tenant}")
+        self.push()
+        return True
+
+    def retire_epoch(self) -> bool:
+        """The grace period of every older epoch ends (I12)."""
+        tenant, rules = self._any_tenant()
+        if rules is None or not any(len(space.epochs) > 1 for space in rules.namespaces.values()):
+            return False
+        for name, space in rules.namespaces.items():
+            rules.namespaces[name] = NamespacePolicy(space.uid, space.block_bytes, space.epochs[-1:])
+        self.say(f"retire the older epochs of {tenant}")
+        self.push()
+        return True
+
+    def suspend_or_resume(self) -> bool:
+        tenant, rules = self._any_tenant()
+        if rules is None or (not rules.suspended and self.rng.random() < 0.6):
+            return False
+        rules.suspended ^= True
+        self.say(f"{'suspend' if rules.suspended else 'resume'} {tenant}")
+        self.push()
+        return True
+
+    def recreate_namespace(self) -> bool:
+        """Delete a namespace, and perhaps make another of the same name in the same breath (I12)."""
+        tenant, rules = self._any_tenant()
+        if rules is None:
+            return False
+        name = NamespaceId(self.rng.choice(list(self.shape.block_bytes)))
+        if self.rng.random() < 0.3 and name in rules.namespaces:
+            del rules.namespaces[name]
+            self.say(f"delete {tenant}/{name}")
+        else:
+            rules.namespaces[name] = self._new_namespaces()[name]
+            self.say(f"delete and create {tenant}/{name}")
+        self.push()
+        return True
+
+    def delete_or_create_tenant(self) -> bool:
+        tenant, rules = self._any_tenant()
+        if rules is None:
+            self.model.tenants[tenant] = ModelTenant(self._draw_quota(tenant), namespaces=self._new_namespaces())
+            self.say(f"create {tenant}")
+        elif self.rng.random() < 0.6:
+            return False
+        else:
+            del self.model.tenants[tenant]
+            self.say(f"delete {tenant}")
+        self.push()
+        return True
+
+    def bad_policy(self) -> bool:
+        """A policy that must be refused and change nothing: from the past, or promising more than there is (I5)."""
+        tenant, rules = self._any_tenant()
+        if rules is None:
+            return False
+        if self.rng.random() < 0.5:
+            policy, expected = self.model.policy(self.version - 1), "POLICY_STALE"
+        else:
+            kept, capacity_bytes = rules.quota, self.shape.capacity_bytes
+            others_bytes = self._reserved_by_others(tenant)
+            reserved_bytes = capacity_bytes - others_bytes + GRANULE_BYTES
+            rules.quota = TierQuota(reserved_bytes, capacity_bytes + GRANULE_BYTES)
+            policy, expected = self.model.policy(self.version + 1), "RESERVATIONS_ABOVE_CAPACITY"
+            rules.quota = kept
+        try:
+            self.core.apply_policy(policy, self.now_ns)
+        except FailedPreconditionError as error:
+            assert error.reason == expected
+        else:
+            raise AssertionError(f"I5: a policy was accepted that is {expected}")
+        self.say(f"push a bad policy: {expected}")
+        return True
+
+    # ---- helpers
+
+    def _any_tenant(self) -> tuple[TenantId, ModelTenant | None]:
+        """Any tenant, more often one that has a transfer under way."""
+        busy = [session.partition.tenant for session in self.sessions if session.busy is not None]
+        tenant = self.rng.choice(busy if busy and self.rng.random() < 0.5 else self.names)
+        return tenant, self.model.tenants.get(tenant)
+
+    def _new_namespaces(self) -> dict[NamespaceId, NamespacePolicy]:
+        self.uids += 1
+        return {
+            NamespaceId(name): NamespacePolicy(f"u{self.uids}", size, (1,))
+            for name, size in self.shape.block_bytes.items()
+        }
+
+    def _reserved_by_others(self, tenant: TenantId) -> int:
+        return sum(rules.quota.reserved_bytes for other, rules in self.model.tenants.items() if other != tenant)
+
+    def _draw_quota(self, tenant: TenantId) -> TierQuota:
+        """Any quota whose reservation the arena can still promise; not always in whole granules."""
+        rng, capacity_bytes = self.rng, self.shape.capacity_bytes
+        limit_bytes = rng.choice([0, 0.1, 0.3, 0.4, 0.5, 0.5, 0.6, 0.75, 1, 1, 1.5]) * capacity_bytes
+        spare_bytes = capacity_bytes - self._reserved_by_others(tenant)
+        reserved_bytes = min(limit_bytes, spare_bytes, rng.choice([0, 0.1, 0.25, 0.4]) * capacity_bytes)
+        return TierQuota(int(reserved_bytes), int(limit_bytes), rng.choice([1, 50, 100, 100, 100, 1000]))
