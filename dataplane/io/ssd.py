@@ -41,7 +41,7 @@ from dataplane.core.ssd_books import (
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.io.arena import Arena
 from dataplane.io.clock import Clock
-from dataplane.io.ssd_disk import Disk, Folder, Record, SegmentClosedError, SegmentPath
+from dataplane.io.ssd_disk import RUN_MAX, Disk, Folder, Record, SegmentClosedError, SegmentPath, Wanted
 from dataplane.io.ssd_recovery import adopt, find_segments
 from dataplane.io.workers import Failed, Workers
 from saltern.keys import BlockKey
@@ -50,6 +50,8 @@ _log = structlog.get_logger(__name__)
 MIB: Final = 1024 * 1024
 #: One job of the writing thread takes about this much.
 _JOB_BYTES: Final = 8 * MIB
+#: One job of a reading thread takes about this much: large enough for the device, small enough to spread.
+_RUN_BYTES: Final = MIB
 #: How long after a failed write the next is tried.
 _RETRY_S: Final = 30.0
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -98,6 +100,20 @@ class _Staged:
     offset: ArenaOffset
     extent_bytes: int
     relocate: Relocate | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """An entry to read into ``target``; ``done`` gets its checksum, or None if it is not there whole (I7)."""
+
+    read: SsdRead
+    target: memoryview
+    done: Callable[[int | None], None]
+
+    def is_before(self, other: _Read) -> bool:
+        """Whether ``other`` follows right after this on the device."""
+        mine, its = self.read.entry, other.read.entry
+        return mine.segment is its.segment and mine.block + record_blocks(mine.size_bytes) == its.block
 
 
 @dataclass(slots=True, eq=False)
@@ -267,6 +283,7 @@ class SsdStore:
         if below is None or not below.entries:
             return None
         fetch = Fetch(partition, pins)
+        reads: list[_Read] = []
         find = below.entries.get
         for position, key in enumerate(keys):
             if pins[position] is not None:
@@ -275,23 +292,24 @@ class SsdStore:
             if entry is None or (max_sizes is not None and entry.size_bytes > max_sizes[position]):
                 continue
             if key not in fetch.pending:
-                if not self._promote(partition, key, fetch):
+                if not self._promote(partition, key, fetch, reads):
                     continue
                 fetch.pending[key] = []
             fetch.pending[key].append(position)
             fetch.expected_bytes += entry.size_bytes
+        self._submit(reads)
         if not fetch.pending:
             return None
         self._workers.call_later(self._limits.read_s, fetch.give_up)
         return fetch
 
-    def _promote(self, partition: Partition, key: BlockKey, fetch: Fetch) -> bool:
-        """Begin one promotion, or join one that is on its way."""
+    def _promote(self, partition: Partition, key: BlockKey, fetch: Fetch, reads: list[_Read]) -> bool:
+        """Begin one promotion, whose read is added to ``reads``, or join one that is on its way."""
         waiting = self._promotions.get((partition, key))
         if waiting is not None:
             waiting.append(fetch)
             return True
-        if self._reads >= self._limits.reads_max:
+        if self._reads + len(reads) >= self._limits.reads_max:
             return False
         promotion = self._core.promote_start(partition, key, self._clock.monotonic_ns())
         if promotion is None:
@@ -299,7 +317,7 @@ class SsdStore:
         self._promotions[partition, key] = [fetch]
         ticket = promotion.ticket
         target = self._arena.view(ticket.offset, round_up(ticket.size_bytes))
-        self._read(promotion.read, target, lambda checksum: self._arrived(partition, key, promotion, checksum))
+        reads.append(_Read(promotion.read, target, lambda checksum: self._arrived(partition, key, promotion, checksum)))
         return True
 
     def _arrived(self, partition: Partition, key: BlockKey, promotion: Promotion, checksum: int | None) -> None:
@@ -309,23 +327,39 @@ class SsdStore:
             fetch.arrive(key, lambda: self._core.promote_pin(partition, key, now_ns))
         self._tell_if_idle()
 
-    def _read(self, read: SsdRead, target: memoryview, done: Callable[[int | None], None]) -> None:
-        """Read an entry on a worker; ``done`` gets its checksum, or None if it is not there whole (I7)."""
-        entry = read.entry
-        place = self._place(entry.segment)
-        block, key, size_bytes = entry.block, entry.key, entry.size_bytes
-        self._reads += 1
+    def _submit(self, reads: list[_Read]) -> None:
+        """Hand reads to the workers: those that follow each other on the device in one go."""
+        reads.sort(key=lambda one: (one.read.entry.segment.number, one.read.entry.block))
+        run: list[_Read] = []
+        run_bytes = 0
+        for one in reads:
+            if run and (run_bytes >= _RUN_BYTES or len(run) >= RUN_MAX or not run[-1].is_before(one)):
+                self._read(run)
+                run, run_bytes = [], 0
+            run.append(one)
+            run_bytes += len(one.target)
+        if run:
+            self._read(run)
 
-        def finish(outcome: int | Failed) -> None:
-            self._reads -= 1
-            if isinstance(outcome, Failed):
-                self._failed_read(place, outcome.error)
-                done(None)
-            else:
-                done(outcome)
+    def _read(self, run: list[_Read]) -> None:
+        place = self._place(run[0].read.entry.segment)
+        wanted = [
+            Wanted(one.read.entry.block, one.read.entry.key, one.read.entry.size_bytes, one.target) for one in run
+        ]
+        self._reads += len(run)
+
+        def finish(outcome: list[int | BadFormatError] | Failed) -> None:
+            self._reads -= len(run)
+            outcomes = [outcome.error] * len(run) if isinstance(outcome, Failed) else outcome
+            for one, result in zip(run, outcomes, strict=True):
+                if isinstance(result, int):
+                    one.done(result)
+                else:
+                    self._failed_read(place, result)
+                    one.done(None)
             self._tell_if_idle()
 
-        self._workers.read(lambda: self._disk.read(place, block, key, size_bytes, target), finish)
+        self._workers.read(lambda: self._disk.read(place, wanted), finish)
 
     # ---- the queue of the writing thread
 
@@ -369,7 +403,7 @@ class SsdStore:
             record = Record(append.block, entry.key, entry.size_bytes, checksum, memory)
             self._stage(_Staged(append, record, offset, extent_bytes, relocate))
 
-        self._read(read, memory[BLOCK_BYTES:], arrived)
+        self._read([_Read(read, memory[BLOCK_BYTES:], arrived)])
 
     def _pump(self) -> None:
         """Hand the writing thread its next job, if it has none."""

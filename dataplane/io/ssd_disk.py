@@ -33,7 +33,6 @@ from dataplane.core.segments import (
     SegmentCipher,
     SegmentNumber,
     partition_identity,
-    payload_blocks,
 )
 from dataplane.io.ssd_files import Files
 from dataplane.io.ssd_keys import KEY_FILE, PartitionKey, new_data_key, wrap_key
@@ -43,6 +42,8 @@ from saltern.names import TenantId
 
 LOCK_FILE: Final = "lock"
 SEGMENT_SUFFIX: Final = ".seg"
+#: Most records in one read.
+RUN_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +86,25 @@ def aligned(size_bytes: int) -> memoryview:
     return memoryview(mmap.mmap(-1, max(size_bytes, BLOCK_BYTES)))
 
 
+@dataclass(slots=True, eq=False)
+class Wanted:
+    """A record to read.
+
+    Attributes:
+        target: page-aligned memory, exactly the blocks of its payload. What is beyond the payload is zero then.
+    """
+
+    block: int
+    key: BlockKey
+    size_bytes: int
+    target: memoryview
+
+
 class _Local(threading.local):
     """What each thread has of its own."""
 
     def __init__(self) -> None:
-        self.head = aligned(BLOCK_BYTES)
+        self.heads = aligned(RUN_MAX * BLOCK_BYTES)
 
 
 class Disk:
@@ -191,33 +206,37 @@ class Disk:
 
     # ---- any thread
 
-    def read(self, segment: SegmentPath, block: int, key: BlockKey, size_bytes: int, target: memoryview) -> int:
-        """Read the payload of a record into ``target`` and open it there; return its checksum.
+    def read(self, segment: SegmentPath, wanted: Sequence[Wanted]) -> list[int | BadFormatError]:
+        """Read records that follow each other, at most RUN_MAX, in one go, and open each where it was read to.
 
-        Args:
-            target: page-aligned memory of whole blocks that holds the payload. What is beyond the payload is zero then.
+        Returns:
+            For each record its checksum, or why it is not what was written (I7).
 
         Raises:
-            BadFormatError: it is not the record that was written (I7).
-            OSError
+            OSError: none of them could be read.
         """
         cipher = self.ciphers.get(segment)
         if cipher is None:
-            raise BadFormatError("the segment is gone")
-        target = target[: payload_blocks(size_bytes) * BLOCK_BYTES]
-        head = self._local.head
+            return [BadFormatError("the segment is gone")] * len(wanted)
+        heads = self._local.heads
+        views = []
+        for at, one in enumerate(wanted):
+            views += [heads[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES], one.target]
         descriptor = self.files.open(self.path(segment))
         try:
-            count = self.files.read_at(descriptor, [head, target], block * BLOCK_BYTES)
+            left_bytes = self.files.read_at(descriptor, views, wanted[0].block * BLOCK_BYTES)
         finally:
             os.close(descriptor)
-        if count != BLOCK_BYTES + len(target):
-            raise BadFormatError("the segment ends inside the record")
-        record = cipher.open_record_head(head, block)
-        if not isinstance(record, DataRecord) or record.key != key or record.size_bytes != size_bytes:
-            raise BadFormatError("another record lies there")
-        cipher.open_payload(target[:size_bytes], block, record)
-        return record.checksum
+        outcomes: list[int | BadFormatError] = []
+        for head, one in zip(views[::2], wanted, strict=True):
+            left_bytes -= BLOCK_BYTES + len(one.target)
+            try:
+                if left_bytes < 0:
+                    raise BadFormatError("the segment ends inside the record")
+                outcomes.append(_open(cipher, head, one))
+            except BadFormatError as error:
+                outcomes.append(error)
+        return outcomes
 
     # ---- inside
 
@@ -293,6 +312,14 @@ class Disk:
         with contextlib.suppress(OSError):
             path.rmdir()
             path.parent.rmdir()
+
+
+def _open(cipher: SegmentCipher, head: memoryview, wanted: Wanted) -> int:
+    record = cipher.open_record_head(head, wanted.block)
+    if not isinstance(record, DataRecord) or record.key != wanted.key or record.size_bytes != wanted.size_bytes:
+        raise BadFormatError("another record lies there")
+    cipher.open_payload(wanted.target[: record.size_bytes], wanted.block, record)
+    return record.checksum
 
 
 def _copy(data: bytes) -> memoryview:
