@@ -131,6 +131,7 @@ class Fetch:
     pending: dict[BlockKey, list[int]] = field(default_factory=dict)
     expected_bytes: int = 0
     _on_done: Callable[[], None] | None = None
+    _stop_timer: Callable[[], None] | None = None
     _is_over: bool = False
 
     @property
@@ -143,8 +144,8 @@ class Fetch:
 
     def close(self) -> None:
         """The get is over: nothing is pinned for it any more."""
-        self._is_over = True
         self._on_done = None
+        self._finish()
 
     def give_up(self) -> None:
         """What has not come by now is a miss (I10)."""
@@ -161,8 +162,14 @@ class Fetch:
         if not self.pending:
             self._finish()
 
+    def limit(self, stop_timer: Callable[[], None]) -> None:
+        """Take over a timer that ends in :meth:`give_up`."""
+        self._stop_timer = stop_timer
+
     def _finish(self) -> None:
         self._is_over = True
+        if self._stop_timer is not None:
+            self._stop_timer()
         callback, self._on_done = self._on_done, None
         if callback is not None:
             callback()
@@ -300,7 +307,7 @@ class SsdStore:
         self._submit(reads)
         if not fetch.pending:
             return None
-        self._workers.call_later(self._limits.read_s, fetch.give_up)
+        fetch.limit(self._workers.call_later(self._limits.read_s, fetch.give_up))
         return fetch
 
     def _promote(self, partition: Partition, key: BlockKey, fetch: Fetch, reads: list[_Read]) -> bool:

@@ -29,7 +29,9 @@ class Workers(Protocol):
         """Run ``work`` beside others."""
 
     def call_soon(self, callback: Callable[[], None]) -> None: ...
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None: ...
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call ``callback`` after a while; return what takes that back."""
 
 
 class ThreadWorkers:
@@ -49,8 +51,8 @@ class ThreadWorkers:
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon(callback)
 
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        self._loop.call_later(delay_s, callback)
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Callable[[], None]:
+        return self._loop.call_later(delay_s, callback).cancel
 
     def close(self) -> None:
         """Wait for work that has begun and end the threads."""

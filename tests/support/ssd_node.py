@@ -60,8 +60,9 @@ class Steps:
     def call_soon(self, callback: Callable[[], None]) -> None:
         self.calls.append(callback)
 
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Callable[[], None]:
         self.timers.append(callback)
+        return lambda: self.timers.remove(callback) if callback in self.timers else None
 
     def step(self) -> bool:
         """Run everything that waits for the loop, then one job; False if there was nothing at all."""
