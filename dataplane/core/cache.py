@@ -30,6 +30,7 @@ from dataplane.core.invariants import check_invariants
 from dataplane.core.lru import LruOrder
 from dataplane.core.partition import Partition
 from dataplane.core.pool import Pool
+from dataplane.core.ssd_invariants import check_ssd_invariants
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.tenant_cache import PartitionIndex, TenantCache
 from dataplane.core.usage import NodeUsage, PolicyApplied, TenantCounters, TenantUsage
@@ -384,7 +385,7 @@ class CacheCore:
         """Recompute every book from what is there and assert that all agree (I4, I7, I8); for tests and simulators."""
         check_invariants(self._pool)
         if self._ssd is not None:
-            self._ssd.check_invariants()
+            check_ssd_invariants(self._ssd)
 
     # ---- inside
 

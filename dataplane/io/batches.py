@@ -14,7 +14,8 @@ from dataplane.core.entry import Pin, PutRefused, PutTicket
 from dataplane.core.partition import Partition
 from dataplane.io.arena import Arena
 from dataplane.io.clock import Clock
-from dataplane.io.ssd import Fetch, SsdStore
+from dataplane.io.ssd import SsdStore
+from dataplane.io.ssd_fetch import Fetch
 from saltern import wire
 from saltern.errors import DataLossError, SalternError, StatusCode
 from saltern.keys import BlockKey

@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, cast
 
@@ -36,12 +36,12 @@ from dataplane.core.ssd_books import (
     SegmentBooks,
     SsdAction,
     SsdPartition,
-    SsdRead,
 )
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.io.arena import Arena
 from dataplane.io.clock import Clock
 from dataplane.io.ssd_disk import RUN_MAX, Disk, Folder, Record, SegmentClosedError, SegmentPath, Wanted
+from dataplane.io.ssd_fetch import Fetch, ReadJob
 from dataplane.io.ssd_recovery import adopt, find_segments
 from dataplane.io.workers import Failed, Workers
 from saltern.keys import BlockKey
@@ -100,79 +100,6 @@ class _Staged:
     offset: ArenaOffset
     extent_bytes: int
     relocate: Relocate | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Read:
-    """An entry to read into ``target``; ``done`` gets its checksum, or None if it is not there whole (I7)."""
-
-    read: SsdRead
-    target: memoryview
-    done: Callable[[int | None], None]
-
-    def is_before(self, other: _Read) -> bool:
-        """Whether ``other`` follows right after this on the device."""
-        mine, its = self.read.entry, other.read.entry
-        return mine.segment is its.segment and mine.block + record_blocks(mine.size_bytes) == its.block
-
-
-@dataclass(slots=True, eq=False)
-class Fetch:
-    """What one get waits for. Not thread-safe: everything happens on the event loop.
-
-    Attributes:
-        pins: of the get, filled in as entries arrive.
-        pending: entries on their way, by key, with their positions in the get.
-        expected_bytes: their lengths.
-    """
-
-    partition: Partition
-    pins: list[Pin | None]
-    pending: dict[BlockKey, list[int]] = field(default_factory=dict)
-    expected_bytes: int = 0
-    _on_done: Callable[[], None] | None = None
-    _stop_timer: Callable[[], None] | None = None
-    _is_over: bool = False
-
-    @property
-    def is_done(self) -> bool:
-        return self._is_over or not self.pending
-
-    def on_done(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called once, when everything has come or may not be waited for any longer."""
-        self._on_done = callback
-
-    def close(self) -> None:
-        """The get is over: nothing is pinned for it any more."""
-        self._on_done = None
-        self._finish()
-
-    def give_up(self) -> None:
-        """What has not come by now is a miss (I10)."""
-        if not self._is_over:
-            self._finish()
-
-    def arrive(self, key: BlockKey, pin: Callable[[], Pin | None]) -> None:
-        """An entry has come, or could not; ``pin`` tells which."""
-        positions = self.pending.pop(key)
-        if self._is_over:
-            return
-        for position in positions:
-            self.pins[position] = pin()
-        if not self.pending:
-            self._finish()
-
-    def limit(self, stop_timer: Callable[[], None]) -> None:
-        """Take over a timer that ends in :meth:`give_up`."""
-        self._stop_timer = stop_timer
-
-    def _finish(self) -> None:
-        self._is_over = True
-        if self._stop_timer is not None:
-            self._stop_timer()
-        callback, self._on_done = self._on_done, None
-        if callback is not None:
-            callback()
 
 
 class SsdStore:
@@ -290,7 +217,7 @@ class SsdStore:
         if below is None or not below.entries:
             return None
         fetch = Fetch(partition, pins)
-        reads: list[_Read] = []
+        reads: list[ReadJob] = []
         find = below.entries.get
         for position, key in enumerate(keys):
             if pins[position] is not None:
@@ -310,7 +237,7 @@ class SsdStore:
         fetch.limit(self._workers.call_later(self._limits.read_s, fetch.give_up))
         return fetch
 
-    def _promote(self, partition: Partition, key: BlockKey, fetch: Fetch, reads: list[_Read]) -> bool:
+    def _promote(self, partition: Partition, key: BlockKey, fetch: Fetch, reads: list[ReadJob]) -> bool:
         """Begin one promotion, whose read is added to ``reads``, or join one that is on its way."""
         waiting = self._promotions.get((partition, key))
         if waiting is not None:
@@ -324,7 +251,9 @@ class SsdStore:
         self._promotions[partition, key] = [fetch]
         ticket = promotion.ticket
         target = self._arena.view(ticket.offset, round_up(ticket.size_bytes))
-        reads.append(_Read(promotion.read, target, lambda checksum: self._arrived(partition, key, promotion, checksum)))
+        reads.append(
+            ReadJob(promotion.read, target, lambda checksum: self._arrived(partition, key, promotion, checksum))
+        )
         return True
 
     def _arrived(self, partition: Partition, key: BlockKey, promotion: Promotion, checksum: int | None) -> None:
@@ -334,10 +263,10 @@ class SsdStore:
             fetch.arrive(key, lambda: self._core.promote_pin(partition, key, now_ns))
         self._tell_if_idle()
 
-    def _submit(self, reads: list[_Read]) -> None:
+    def _submit(self, reads: list[ReadJob]) -> None:
         """Hand reads to the workers: those that follow each other on the device in one go."""
         reads.sort(key=lambda one: (one.read.entry.segment.number, one.read.entry.block))
-        run: list[_Read] = []
+        run: list[ReadJob] = []
         run_bytes = 0
         for one in reads:
             if run and (run_bytes >= _RUN_BYTES or len(run) >= RUN_MAX or not run[-1].is_before(one)):
@@ -348,7 +277,7 @@ class SsdStore:
         if run:
             self._read(run)
 
-    def _read(self, run: list[_Read]) -> None:
+    def _read(self, run: list[ReadJob]) -> None:
         place = self._place(run[0].read.entry.segment)
         wanted = [
             Wanted(one.read.entry.block, one.read.entry.key, one.read.entry.size_bytes, one.target) for one in run
@@ -410,7 +339,7 @@ class SsdStore:
             record = Record(append.block, entry.key, entry.size_bytes, checksum, memory)
             self._stage(_Staged(append, record, offset, extent_bytes, relocate))
 
-        self._read([_Read(read, memory[BLOCK_BYTES:], arrived)])
+        self._read([ReadJob(read, memory[BLOCK_BYTES:], arrived)])
 
     def _pump(self) -> None:
         """Hand the writing thread its next job, if it has none."""
