@@ -13,7 +13,7 @@ takes too long is a miss (I10). Any fault of the device ends in a state that is 
 from __future__ import annotations
 
 import errno
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -45,6 +45,7 @@ from dataplane.io.ssd_fetch import Fetch, ReadJob
 from dataplane.io.ssd_recovery import adopt, find_segments
 from dataplane.io.workers import Failed, Workers
 from saltern.keys import BlockKey
+from saltern.names import TenantId
 
 _log = structlog.get_logger(__name__)
 MIB: Final = 1024 * 1024
@@ -82,7 +83,8 @@ class SsdLimits:
     Attributes:
         staging_bytes: entries on their way to the device; room for more than one of the largest size. Taken from the
             system only as it is used.
-        reads_max: reads on their way, all sessions together.
+        reads_max: reads on their way, all sessions together. One tenant has at most half of either (I10: a flood of
+            one is no stall for another).
         read_s: how long a get waits for the device before what has not come is a miss.
     """
 
@@ -130,6 +132,9 @@ class SsdStore:
         self._staging = Arena(self._limits.staging_bytes)
         self._staging_extents = Extents(self._limits.staging_bytes)
         self._queue: deque[_Staged | SsdAction] = deque()
+        #: By tenant: demotions in staging memory, and reads on their way.
+        self._staged_bytes: Counter[TenantId] = Counter()
+        self._tenant_reads: Counter[TenantId] = Counter()
         self._is_writing = False
         self._is_pumping = False
         self._reads = 0
@@ -190,7 +195,8 @@ class SsdStore:
         if owner is None or not owner.quota.limit_bytes:
             return
         extent_bytes = record_blocks(entry.size_bytes) * BLOCK_BYTES
-        offset = self._staging_extents.allocate(extent_bytes)
+        has_share = 2 * (self._staged_bytes[partition.tenant] + extent_bytes) <= self._limits.staging_bytes
+        offset = self._staging_extents.allocate(extent_bytes) if has_share else None
         if offset is None:
             owner.counters.demotions_dropped += 1
             return
@@ -200,6 +206,7 @@ class SsdStore:
             return
         memory = self._staging.view(offset, extent_bytes)
         memory[BLOCK_BYTES : BLOCK_BYTES + entry.size_bytes] = self._arena.view(entry.offset, entry.size_bytes)
+        self._staged_bytes[partition.tenant] += extent_bytes
         record = Record(append.block, key, entry.size_bytes, entry.checksum, memory)
         self._stage(_Staged(append, record, offset, extent_bytes))
 
@@ -243,7 +250,8 @@ class SsdStore:
         if waiting is not None:
             waiting.append(fetch)
             return True
-        if self._reads + len(reads) >= self._limits.reads_max:
+        reads_max, count = self._limits.reads_max, len(reads)
+        if self._reads + count >= reads_max or 2 * (self._tenant_reads[partition.tenant] + count) >= reads_max:
             return False
         promotion = self._core.promote_start(partition, key, self._clock.monotonic_ns())
         if promotion is None:
@@ -282,10 +290,13 @@ class SsdStore:
         wanted = [
             Wanted(one.read.entry.block, one.read.entry.key, one.read.entry.size_bytes, one.target) for one in run
         ]
+        tenant = place.folder.tenant
         self._reads += len(run)
+        self._tenant_reads[tenant] += len(run)
 
         def finish(outcome: list[int | BadFormatError] | Failed) -> None:
             self._reads -= len(run)
+            _take(self._tenant_reads, tenant, len(run))
             outcomes = [outcome.error] * len(run) if isinstance(outcome, Failed) else outcome
             for one, result in zip(run, outcomes, strict=True):
                 if isinstance(result, int):
@@ -416,6 +427,8 @@ class SsdStore:
         tier = self.tier
         if isinstance(item, _Staged):
             self._staging_extents.free(item.offset, item.extent_bytes)
+            if item.relocate is None:
+                _take(self._staged_bytes, item.append.segment.partition.owner.tenant, item.extent_bytes)
             tier.append_end(item.append, written=written)
             if item.relocate is not None:
                 tier.relocate_end(item.relocate)
@@ -472,6 +485,13 @@ class SsdStore:
         if self._on_idle is not None and self.is_idle:
             callback, self._on_idle = self._on_idle, None
             callback()
+
+
+def _take(counts: Counter[TenantId], tenant: TenantId, amount: int) -> None:
+    """Take ``amount`` off and keep no record of a tenant that has nothing."""
+    counts[tenant] -= amount
+    if not counts[tenant]:
+        del counts[tenant]
 
 
 def _follows(earlier: _Staged, later: _Staged) -> bool:

@@ -161,7 +161,7 @@ def test_a_write_budget_bounds_what_a_tenant_wears_off(start: Start) -> None:
 
 
 def test_a_full_staging_memory_drops_and_counts(start: Start) -> None:
-    node = start(staging_bytes=3 * RECORD)
+    node = start(staging_bytes=6 * RECORD)  # of which one tenant has half
     partition = node.partition("a")
     for number in range(20):
         node.put(partition, key_of(number), value_of(number))
@@ -169,6 +169,21 @@ def test_a_full_staging_memory_drops_and_counts(start: Start) -> None:
     assert on_ssd(node, partition, range(20)) == [0, 1, 2]
     assert node.tier.tenants[TenantId("a")].counters.demotions_dropped == 12
     assert [node.get(partition, key_of(n))[0] for n in (2, 3)] == [value_of(2), None]
+
+
+def test_i10_a_tenant_that_floods_leaves_room_for_another(start: Start) -> None:
+    node = start(staging_bytes=20 * RECORD, ssd_bytes=8 * MIB)
+    mine, theirs = node.partition("a"), node.partition("b")
+    for number in range(5):
+        node.put(theirs, key_of(number), value_of(number))
+    for number in range(60):
+        node.put(mine, key_of(number), value_of(number))
+    for number in range(5, 10):
+        node.put(theirs, key_of(number), value_of(number))
+    node.workers.drain()
+    assert on_ssd(node, theirs, range(5)) == list(range(5))
+    assert len(on_ssd(node, mine, range(60))) == 10
+    assert not node.store._staged_bytes and not node.store._tenant_reads
 
 
 # ---- deletion
