@@ -27,13 +27,16 @@ def serve_control(ready_file: Path | None, **given: object) -> None:
     """Serve the control plane over a Postgres database.
 
     Every option but --ready-file can come from the environment instead: SALTERN_CONTROL_LISTEN, SALTERN_DATABASE_URL,
-    SALTERN_MIGRATION_DATABASE_URL, SALTERN_STATE_DIR, SALTERN_ALLOW_PLAINTEXT.
+    SALTERN_MIGRATION_DATABASE_URL, SALTERN_STATE_DIR, SALTERN_ALLOW_PLAINTEXT. A URL with a password in it should:
+    everybody on the host can read a command line.
     """
     from controlplane.log import configure_logging
     from controlplane.server import serve
     from controlplane.settings import load_settings
+    from saltern.core_files import forbid_core_files
 
     settings = load_settings(**given)
+    forbid_core_files()
     configure_logging()
     asyncio.run(serve(settings, ready_file=ready_file))
 
@@ -58,7 +61,7 @@ def serve_control(ready_file: Path | None, **given: object) -> None:
     "--database-url",
     metavar="URL",
     envvar="SALTERN_DATABASE_URL",
-    help="A PostgreSQL to use instead of a private one.",
+    help="A PostgreSQL to use instead of a private one; with a password in it, set SALTERN_DATABASE_URL instead.",
 )
 def up(data_dir: Path | None, nodes: int, dram: int, ports: str, database_url: str | None) -> None:
     """Run control plane, Postgres and nodes on this machine until stopped."""

@@ -20,6 +20,7 @@ from dataplane.log import configure_logging
 from dataplane.node import Node, NodeEndpoints, raise_descriptor_limit
 from dataplane.settings import NodeSettings, SsdSettings, parse_mode
 from saltern.admin_client import ApiKey, read_api_key
+from saltern.core_files import forbid_core_files
 from saltern.endpoints import parse_endpoint
 from saltern.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from saltern.names import parse_node_id
@@ -129,6 +130,7 @@ def serve_node(
     control = str(parse_endpoint(control, what="--control", port_min=1))
     api_key = read_api_key(api_key_file)
     _prepare_folder(state_dir)
+    forbid_core_files()
     configure_logging()
     raise_descriptor_limit()
     asyncio.run(_serve(settings, control, api_key, control_wait_s, ready_file))

@@ -317,7 +317,10 @@ def check_put(put: Put, payload_bytes: int) -> None:
     count = _check_batch(put.keys, put.sizes, put.region, put.offsets, "sizes")
     if len(put.sums) != count * SUM_BYTES:
         raise ProtocolError(f"{len(put.sums)} bytes of sums for {count} keys", reason="MALFORMED_BODY")
-    expected_bytes = sum(put.sizes) if put.region is None else 0
+    total_bytes = sum(put.sizes)
+    if total_bytes > PAYLOAD_MAX_BYTES:
+        raise _too_large("payload", total_bytes, PAYLOAD_MAX_BYTES)
+    expected_bytes = total_bytes if put.region is None else 0
     if payload_bytes != expected_bytes:
         raise ProtocolError(
             f"payload is {payload_bytes} bytes but the sizes add up to {expected_bytes}", reason="LENGTH_MISMATCH"

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import secrets
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import uuid4
 
 from google.protobuf.empty_pb2 import Empty
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -21,19 +21,21 @@ from controlplane.admin.resources import to_tenant
 from controlplane.admin.service import AdminServicer, Change, load_tenant, method
 from controlplane.audit.trail import next_sequence
 from controlplane.caller import Caller, authorise
-from controlplane.db.models import DISPLAY_NAME_MAX_CHARS, SaltPolicy, Tenant, TierQuota
+from controlplane.db.models import DISPLAY_NAME_MAX_CHARS, AuditEvent, AuditOutcome, SaltPolicy, Tenant, TierQuota
 from controlplane.rpc import Context
 from controlplane.secrets import root_secret_context
 from saltern.admin.v1 import tenants_pb2, tenants_pb2_grpc
-from saltern.errors import AlreadyExistsError
+from saltern.errors import AlreadyExistsError, ResourceExhaustedError
 from saltern.keys import KEY_BYTES, SaltScope
 from saltern.names import TenantId, parse_tenant_id, parse_tenant_name, tenant_name
 from tenants.policy import TenantState
 from tenants.quota import WEIGHT_DEFAULT, Tier
 from tenants.roles import Permission
+from tenants.tokens import CLOCK_SKEW_S
 
 _COLLECTION = "tenants"
 _FIRST_EPOCH = 1
+_NAMESAKES_WINDOW = timedelta(seconds=10)
 
 
 class TenantService(AdminServicer, tenants_pb2_grpc.TenantServiceServicer):
@@ -49,12 +51,15 @@ class TenantService(AdminServicer, tenants_pb2_grpc.TenantServiceServicer):
         wrapped = await self._parts.key_encryption_key.wrap(secrets.token_bytes(KEY_BYTES), root_secret_context(uid))
 
         async def act(session: AsyncSession, now: datetime) -> Change[tenants_pb2.Tenant]:
+            namesakes = await _recent_namesakes(session, tenant, now)
             create = insert(Tenant).values(
                 id=tenant,
                 uid=uid,
                 display_name=display_name,
                 state=TenantState.ACTIVE,
-                min_issue_time=now,  # no token of an earlier tenant of this id is good for this one (I12)
+                # No token of an earlier tenant of this id is good for this one (I12). Token times are whole seconds,
+                # and may be as late as the earlier one's own first; so each namesake of the last moments adds one.
+                min_issue_time=now + namesakes * timedelta(seconds=1),
                 wrapped_root_secret=wrapped,
                 first_audit_sequence=0,
                 create_time=now,
@@ -160,6 +165,30 @@ class TenantService(AdminServicer, tenants_pb2_grpc.TenantServiceServicer):
             return _changed(row, before, now)
 
         return await self._change(method_name, request, tenants_pb2.Tenant, act)
+
+
+async def _recent_namesakes(session: AsyncSession, tenant: TenantId, now: datetime) -> int:
+    """How many tenants of this id were made in the last seconds.
+
+    Raises:
+        ResourceExhaustedError: NAMES_REUSED_TOO_FAST: so many that a token for the next would be ahead of the clock by
+            more than verifiers allow for skew.
+    """
+    made = select(func.count()).where(
+        AuditEvent.chain == tenant,
+        AuditEvent.method == f"{TenantService.service}/CreateTenant",
+        AuditEvent.outcome == AuditOutcome.SUCCESS,
+        AuditEvent.event_time > now - _NAMESAKES_WINDOW,
+    )
+    count = await session.scalar(made) or 0
+    if count >= CLOCK_SKEW_S - 1:
+        raise ResourceExhaustedError(
+            f"{tenant_name(tenant)} was made and deleted {count} times in {_NAMESAKES_WINDOW.seconds} s",
+            reason="NAMES_REUSED_TOO_FAST",
+            hint="wait a little, or choose another tenant id",
+            retry_after_ms=_NAMESAKES_WINDOW.seconds * 1000,
+        )
+    return count
 
 
 async def _load_to_change(

@@ -131,7 +131,7 @@ def issue_token(
     now: datetime,
     lifetime_s: int,
 ) -> tuple[str, Claims]:
-    """Sign a token for a verified credential; expires after ``lifetime_s`` seconds.
+    """Sign a token for a verified credential; expires after ``lifetime_s`` seconds, or with the API key.
 
     Its id begins with the lookup of the API key, so that the token stands for this very key and not for a later one of
     the same name. Its issue time is at least the tenant's ``min_issue_time`` in whole seconds: for a tenant that was
@@ -140,6 +140,10 @@ def issue_token(
     issued_at_s = int(now.timestamp())
     if credential.tenant is not None:
         issued_at_s = max(issued_at_s, ceiling_s(credential.tenant.min_issue_time))
+    expires_at_s = issued_at_s + lifetime_s
+    if credential.key.expire_time is not None:
+        # Nodes see only the token, so it must not outlive the key. At least a second: an empty life is malformed.
+        expires_at_s = max(min(expires_at_s, int(credential.key.expire_time.timestamp())), issued_at_s + 1)
     claims = Claims(
         issuer=key_ring.key_set.issuer,
         subject=credential.name,
@@ -148,7 +152,7 @@ def issue_token(
         namespace=namespace,
         role=credential.key.role,
         issued_at_s=issued_at_s,
-        expires_at_s=issued_at_s + lifetime_s,
+        expires_at_s=expires_at_s,
         token_id=credential.key.lookup + secrets.token_hex(TOKEN_ID_RANDOM_BYTES),
     )
     return sign_token(key_ring.private_key, key_ring.kid, claims), claims

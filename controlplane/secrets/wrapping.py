@@ -136,7 +136,7 @@ def load_key_encryption_key(
             raise FailedPreconditionError(
                 f"the key-encryption key {path} can be read by others or is theirs",
                 reason="KEY_ENCRYPTION_KEY_EXPOSED",
-                hint=f"chown it to this user and chmod 600 {path}, and think about who has read it",
+                hint=f"chmod 600 {path}, as this user's own file, and think about who has read it",
             )
         return LocalKeyEncryptionKey(_parse(file.read(2 * _KEY_BYTES + 2), str(path)))
 

@@ -190,11 +190,15 @@ class SessionTable:
             _refuse(sock)
             return
         sock.setblocking(False)
-        stream = ByteStream(sock, turn_bytes=self._limits.turn_bytes, takes_descriptors=takes_descriptors)
-        session = Session(self._node, lambda tenant: self._claim_place(connection, tenant))
-        connection = Connection(
-            asyncio.get_running_loop(), sock, stream, Conversation(stream, session, self._limits), self._forget
+        loop = asyncio.get_running_loop()
+        stream = ByteStream(
+            sock,
+            turn_bytes=self._limits.turn_bytes,
+            takes_descriptors=takes_descriptors,
+            others_descriptor=_epoll_descriptor(loop),
         )
+        session = Session(self._node, lambda tenant: self._claim_place(connection, tenant))
+        connection = Connection(loop, sock, stream, Conversation(stream, session, self._limits), self._forget)
         self._connections.add(connection)
         self._unopened[connection] = None
         connection.start()
@@ -281,3 +285,12 @@ def _refuse(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.send(wire.encode_error_reply(wire.Opcode.PING, 0, error))
     letting_go.close_descriptor(sock.detach())  # a unix client may have sent descriptors already
+
+
+def _epoll_descriptor(loop: asyncio.AbstractEventLoop) -> int | None:
+    """The descriptor that is readable when the loop has something to do; None if the loop has no such thing.
+
+    asyncio has no public name for the selector of a loop that it made itself.
+    """
+    fileno = getattr(getattr(loop, "_selector", None), "fileno", None)
+    return fileno() if fileno else None

@@ -149,8 +149,8 @@ class Conversation:
         """Wait a moment for the next frame of a session that is alone; False if it is to wait in the event loop.
 
         Going round the loop takes longer than answering one small question after another. Sleeping rather than looking
-        again and again leaves the core to the client. Everything else on the loop waits for 3 ms at most, and only
-        when it comes first after this session's last frame.
+        again and again leaves the core to the client. Whatever else the loop waits for ends the sleep; where frames
+        follow each other without a gap, it gets its turn after 2 ms.
         """
         if not self.is_alone or monotonic() > self._alone_until_s or not self._session.is_open:
             return False

@@ -166,10 +166,11 @@ class Session:
         """Pin the hits of a get whose lengths are checked; the caller closes the batch.
 
         Raises:
-            SalternError: the gate refuses it, or PAYLOAD_TOO_LARGE: an inline reply would be above the limit.
+            SalternError: the gate refuses it, or PAYLOAD_TOO_LARGE: the hits are above the limit. It holds for regional
+                gets too: 4,096 times one large entry would keep the node copying for minutes.
         """
         batch = GetBatch(self.blocks, self.require(_READ), wire.split_keys(get.keys), get.max_sizes)
-        if get.region is None and batch.payload_bytes > wire.PAYLOAD_MAX_BYTES:
+        if batch.payload_bytes > wire.PAYLOAD_MAX_BYTES:
             batch.close()
             raise ProtocolError(
                 f"the hits are {batch.payload_bytes} bytes, above the payload limit of {wire.PAYLOAD_MAX_BYTES}",

@@ -65,6 +65,7 @@ class ByteStream:
     Args:
         takes_descriptors: receive file descriptors too (unix sockets); at most one may be on its way at a time.
         turn_bytes: yield to other sessions after moving this many.
+        others_descriptor: readable when anything else in the process wants the event loop (its epoll); None if unknown.
 
     Attributes:
         progress_s: when a byte last moved, on the clock of ``time.monotonic``.
@@ -87,11 +88,20 @@ class ByteStream:
     #: Shared by every stream of the process: what is drained is never read.
     _drain = memoryview(bytearray(_SCRATCH_BYTES))
 
-    def __init__(self, sock: socket.socket, *, turn_bytes: int, takes_descriptors: bool = False) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        turn_bytes: int,
+        takes_descriptors: bool = False,
+        others_descriptor: int | None = None,
+    ) -> None:
         self.progress_s = monotonic()
         self._socket = sock
         self._arrival = select.poll()
         self._arrival.register(sock, select.POLLIN)
+        if others_descriptor is not None:
+            self._arrival.register(others_descriptor, select.POLLIN)
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._start = self._end = 0
         self._turn_bytes = self._turn_left_bytes = turn_bytes
@@ -127,8 +137,12 @@ class ByteStream:
         return count > 0
 
     def await_bytes(self, timeout_ms: int) -> bool:
-        """Block, whole event loop and all, until there is something to receive; False if nothing came in time."""
-        return bool(self._arrival.poll(timeout_ms))
+        """Block until there is something to receive; False if nothing came in time, or something else came first.
+
+        The event loop stands still meanwhile, so whatever it waits for ends the wait too.
+        """
+        fileno = self._socket.fileno()
+        return any(ready == fileno for ready, _ in self._arrival.poll(timeout_ms))
 
     def fill(self, length: int) -> Script[None]:
         """Wait until ``length`` bytes, at most BUFFER_BYTES, are buffered."""

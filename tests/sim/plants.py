@@ -21,6 +21,7 @@ from dataplane.core.partition import Partition
 from dataplane.core.pool import Pool
 from dataplane.core.tenant_cache import PartitionIndex
 from dataplane.io.batches import GetBatch, PutBatch
+from tenants.policy import NodePolicy
 
 
 class Plant(NamedTuple):
@@ -130,6 +131,16 @@ def _one_index_for_every_tenant(original: Any) -> Any:
     return open_index
 
 
+def _keep_a_deleted_tenant(original: Any) -> Any:
+    """As if deleting were a change of the policy alone."""
+
+    def apply(self: CacheCore, policy: NodePolicy, now_ns: int) -> Any:
+        with patch.object(Pool, "purge", lambda *_: 0):
+            return original(self, policy, now_ns)
+
+    return apply
+
+
 def _free_what_is_being_read(original: Any) -> Any:
     def remove(self: Pool, entry: Entry) -> None:
         pins, entry.pins = entry.pins, 0
@@ -174,6 +185,33 @@ def _evict_before_refusing(original: Any) -> Any:
     return admit
 
 
+def _wipe_for_what_can_never_fit(original: Any) -> Any:
+    def precheck(self: CacheCore, index: PartitionIndex, *rest: Any) -> Any:
+        refused = original(self, index, *rest)
+        if refused is not None and refused.error.reason == "ENTRY_TOO_LARGE":
+            for entry in list(index.owner.order):
+                if not entry.pins:
+                    self._pool.evict(entry)
+        return refused
+
+    return precheck
+
+
+def _ignore_reservations(original: Any) -> Any:
+    def admit(self: Pool, index: PartitionIndex, *rest: Any) -> Any:
+        reserved_bytes = {name: owner.budget.reserved_bytes for name, owner in self.tenants.items()}
+        self.borrowers.update(self.tenants)
+        for owner in self.tenants.values():
+            owner.budget.reserved_bytes = 0
+        try:
+            return original(self, index, *rest)
+        finally:
+            for name, owner in self.tenants.items():
+                owner.budget.reserved_bytes = reserved_bytes[name]
+
+    return admit
+
+
 def _refuse_instead_of_evicting(original: Any) -> Any:
     return lambda extents, requester, borrowers, extent_bytes, now_ns: (
         original(extents, requester, borrowers, extent_bytes, now_ns) if requester.budget.weight < 1000 else None
@@ -183,7 +221,7 @@ def _refuse_instead_of_evicting(original: Any) -> Any:
 def _grow_past_the_limit(original: Any) -> Any:
     def admit(self: Pool, index: PartitionIndex, *rest: Any) -> Any:
         budget = index.owner.budget
-        limit_bytes, budget.limit_bytes = budget.limit_bytes, budget.limit_bytes + GRANULE_BYTES
+        limit_bytes, budget.limit_bytes = budget.limit_bytes, budget.limit_bytes + 16 * GRANULE_BYTES
         try:
             return original(self, index, *rest)
         finally:
@@ -265,15 +303,18 @@ PLANTS: dict[str, Plant] = {
     "publish before the sum is checked": Plant("I6", PutBatch, "finish", _publish_before_the_sum_is_checked),
     "evict what is being read": Plant("I7", victims_module._Candidate, "_advance", _evict_what_is_being_read),
     "take below the reservation": Plant("I5", victims_module._Candidate, "__init__", _take_below_the_reservation),
+    "ignore reservations": Plant("I5", Pool, "admit", _ignore_reservations),
     "lend and not give back": Plant("I5", pool_module, "choose_victims", _lend_and_not_give_back),
     "forget to purge an epoch": Plant("I12", CacheCore, "_apply_namespaces", _forget_to_purge_an_epoch),
     "take a new namespace for the old": Plant("I12", CacheCore, "_apply_namespaces", _take_a_new_namespace_for_the_old),
     "serve a suspended tenant": Plant("I12", CacheCore, "_apply_namespaces", _serve_a_suspended_tenant),
+    "keep a deleted tenant": Plant("I12", CacheCore, "apply_policy", _keep_a_deleted_tenant),
     "one index for every tenant": Plant("I2", CacheCore, "_open_index", _one_index_for_every_tenant),
     "free what is being read": Plant("I7", Pool, "remove", _free_what_is_being_read),
     "leak the memory of a torn put": Plant("I8", Pool, "abort", _leak_a_torn_put),
     "reuse the memory of a purged put": Plant("I7", Pool, "purge", _reuse_the_memory_of_a_purged_put),
     "evict before refusing": Plant("I6", Pool, "admit", _evict_before_refusing),
+    "wipe for what can never fit": Plant("I6", CacheCore, "_precheck", _wipe_for_what_can_never_fit),
     "refuse instead of evicting": Plant("I6", pool_module, "choose_victims", _refuse_instead_of_evicting),
     "grow past the limit": Plant("I4", Pool, "admit", _grow_past_the_limit),
     "keep what is above a lowered limit": Plant("I4", Pool, "evict_down_to_limit", _keep_what_is_above_a_lowered_limit),

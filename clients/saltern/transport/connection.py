@@ -29,6 +29,7 @@ from saltern.wire import (
     decode_body,
     decode_header,
     encode_body,
+    encode_reply,
     encode_request,
     error_from_body,
 )
@@ -145,7 +146,16 @@ class Connection:
 
     def receive_whole(self, opcode: int, request_id: int, deadline: Deadline) -> bytes:
         """As ``receive``, for a reply without a payload and with nothing behind it: mostly one system call."""
-        data = self._read_some(_READ_AHEAD_BYTES, deadline)
+        data = self._read_some(deadline)
+        body = data[HEADER_BYTES:]
+        # What nearly every reply is like is sooner said than taken apart: whole, ours, without error or payload.
+        if data == encode_reply(opcode, request_id, body):
+            self._outstanding -= 1
+            return body
+        return self._receive_rest(data, opcode, request_id, deadline)
+
+    def _receive_rest(self, data: bytes, opcode: int, request_id: int, deadline: Deadline) -> bytes:
+        """The body of a reply that began with ``data``, where it is anything but the plainest."""
         if len(data) < HEADER_BYTES:
             data += self.read_exactly(HEADER_BYTES - len(data), deadline)
         header = self._decode(data[:HEADER_BYTES])
@@ -198,11 +208,11 @@ class Connection:
             self._broken = True
             raise
 
-    def _read_some(self, size_bytes: int, deadline: Deadline) -> bytes:
-        """Read what is there, at least a byte, at most ``size_bytes``."""
+    def _read_some(self, deadline: Deadline) -> bytes:
+        """Read what is there, at least a byte."""
         try:
             self._arm(deadline)
-            data = self._socket.recv(size_bytes)
+            data = self._socket.recv(_READ_AHEAD_BYTES)
             if not data:
                 raise self._ended()
             return data

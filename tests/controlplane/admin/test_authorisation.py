@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -177,6 +178,7 @@ async def prepare_again(admin: Admin) -> None:
     """What the methods act on, made anew before each, since some delete it."""
     async with admin.database.transaction() as session:
         await session.execute(delete(models.Tenant))
+    admin.clock.now += timedelta(minutes=1)  # a name is not made again and again within seconds
     await admin.create_tenant("acme")
     await admin.create_namespace("acme", "chat")
     await admin.create_api_key("acme", "ci")

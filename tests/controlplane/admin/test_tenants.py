@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 from sqlalchemy import func, select
 
+from controlplane.clock import ceiling_s
 from controlplane.db import models
 from controlplane.secrets import LocalKeyEncryptionKey, root_secret_context
 from saltern.admin.v1 import quotas_pb2, salt_policies_pb2, tenants_pb2
-from saltern.errors import AbortedError, AlreadyExistsError, InvalidArgumentError, NotFoundError
+from saltern.errors import AbortedError, AlreadyExistsError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from tenants.tokens import CLOCK_SKEW_S
 from tests.support.admin import PLATFORM, Admin, admin_of, refused
 
 
@@ -167,3 +170,21 @@ async def test_a_malformed_tenant_id_is_refused(admin: Admin) -> None:
         assert isinstance(error, InvalidArgumentError), tenant
         assert error.hint
         assert len(error.message) < 300
+
+
+async def test_i12_no_token_of_a_namesake_of_the_same_second_is_good_for_a_tenant(admin: Admin) -> None:
+    """Made, deleted and made again within one second: the tokens of each are older than the next allows."""
+    latest_issue_s = 0
+    for _ in range(CLOCK_SKEW_S - 1):
+        await admin.create_tenant("acme")
+        async with admin.database.transaction() as session:
+            min_issue_s = ceiling_s((await session.get_one(models.Tenant, "acme")).min_issue_time)
+        assert min_issue_s > latest_issue_s
+        # As controlplane.auth.exchange.issue_token does it.
+        latest_issue_s = max(int(admin.clock.now.timestamp()), min_issue_s)
+        assert latest_issue_s <= admin.clock.now.timestamp() + CLOCK_SKEW_S
+        await admin.tenants.DeleteTenant(tenants_pb2.DeleteTenantRequest(name="tenants/acme"), metadata=PLATFORM)
+    error = await refused(admin.create_tenant("acme"))
+    assert (type(error), error.reason) == (ResourceExhaustedError, "NAMES_REUSED_TOO_FAST")
+    admin.clock.now += timedelta(seconds=10)
+    await admin.create_tenant("acme")

@@ -252,3 +252,11 @@ async def test_i11_no_secret_reaches_the_audit_trail_by_a_denied_request(control
     for event in recorded:
         assert "<secret>" in event.request_id
         assert not any(text in str(event) for text in (secret, token, "A" * 43))
+
+
+async def test_i10_a_token_does_not_outlive_its_key(control: Control) -> None:
+    await control.add_tenant("acme", "chat")
+    end = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=60)
+    secret = await control.add_api_key(credentials_pb2.ROLE_WRITER, "acme", "short", expire_time=end)
+    for namespace in ("", "chat"):
+        assert (await control.exchange(secret, namespace)).expire_time.seconds == int(end.timestamp())

@@ -61,6 +61,22 @@ def test_i2_a_tenant_cannot_map_every_address_of_the_node(node: StaticNode) -> N
             other.register([sparse], wire.REGION_MAX_BYTES)
 
 
+@pytest.mark.parametrize("opcode", [Opcode.PUT, Opcode.GET])
+def test_i2_one_request_does_not_keep_the_node_copying(node: StaticNode, segment: Segment, opcode: Opcode) -> None:
+    """A body of a few kilobytes asks for 4 GiB of copies, all to and from one place."""
+    with connect_unix(node) as client:
+        client.hello(node.token("acme", "chat"))
+        client.register([segment.descriptor], 8 * MIB)
+        client.put({key(1): block(1, MIB)})
+        count = wire.KEYS_MAX
+        if opcode is Opcode.GET:
+            client.send(opcode, wire.Get(key(1) * count, [MIB] * count, 0, [0] * count))
+        else:
+            client.send(opcode, wire.Put(key(2) * count, [MIB] * count, wire.join_sums([0] * count), 0, [0] * count))
+        assert client.error().reason == "PAYLOAD_TOO_LARGE"
+        assert client.is_closed()
+
+
 @pytest.fixture
 def segment() -> Iterator[Segment]:
     with Segment(8 * MIB) as made:

@@ -1,0 +1,124 @@
+"""Who may do what: I1, I2, I3, I12."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from tests.isolation.adapter import MIB, NotOfferedError, Put, Quota, StoreAdapter
+from tests.isolation.blocks import key_of, value_of
+from tests.isolation.table import Verdict, case
+
+PAIR = {"a": Quota(16 * MIB), "b": Quota(16 * MIB)}
+
+
+@case("I1", "a process that merely says it is tenant b")
+def merely_says_who_it_is(adapter: StoreAdapter) -> Verdict:
+    with adapter.store(PAIR, capacity_bytes=64 * MIB) as store:
+        key, value = key_of(1), value_of("b", 1, 4096)
+        owner = store.client("b")
+        owner.put([(key, value)])
+        attempts = store.impersonate("b", "a", key, value_of("forged", 1, 4096))
+        opened = [attempt.how for attempt in attempts if attempt.opened]
+        read = [attempt.how for attempt in attempts if attempt.value is not None]
+        intact = owner.get([key]) == [value]
+    detail = f"{len(attempts)} tricks, {len(opened)} opened a session, {len(read)} read a byte"
+    told = f": {', '.join(opened + read)}" if opened or read else f"; b's bytes {'intact' if intact else 'CHANGED'}"
+    return Verdict(bool(attempts) and not opened and not read and intact, detail + told)
+
+
+@case("I1", "raising one's own quota and wiping a neighbour without an administrator's credential")
+def administers_without_right(adapter: StoreAdapter) -> Verdict:
+    with adapter.deployment(PAIR, capacity_bytes=64 * MIB) as deployment:
+        key, value = key_of(900), value_of("b", 900, 4096)
+        deployment.client("b").put([(key, value)])
+        answers = deployment.administer_without_right("a", "b")
+        done = [what for what, answer in answers.items() if not answer]
+        intact = deployment.client("b").get([key]) == [value]
+    detail = f"{len(answers)} attempts, done: {', '.join(done) or 'none'}; answers {sorted({*answers.values()})}"
+    return Verdict(bool(answers) and not done and intact, detail)
+
+
+@case("I2", "the same key in two tenants")
+def same_key_in_two_tenants(adapter: StoreAdapter) -> Verdict:
+    with adapter.store(PAIR, capacity_bytes=64 * MIB) as store:
+        a, b, key = store.client("a"), store.client("b"), key_of(1)
+        before = b.get([key]), b.exists([key])
+        puts = [*a.put([(key, value_of("a", 1, 5000))])]
+        unseen = b.get([key]) == [None] and b.exists([key]) == [False] and b.delete([key]) == 0
+        puts += b.put([(key, value_of("b", 1, 7000))])
+        own = a.get([key]) == [value_of("a", 1, 5000)] and b.get([key]) == [value_of("b", 1, 7000)]
+        b.delete([key])
+        kept = a.get([key]) == [value_of("a", 1, 5000)]
+    holds = before == ([None], [False]) and unseen and own and kept and puts == [Put.STORED, Put.STORED]
+    detail = f"{', '.join(puts)}; each reads its own bytes: {own}, neither sees the other's: {unseen and kept}"
+    return Verdict(holds, detail)
+
+
+@case("I2", 'look-alike names never collide: ("a", "b-c") and ("a-b", "c"), ("a", "b") and "a\\0b"')
+def look_alike_names(adapter: StoreAdapter) -> Verdict:
+    namespaces = [("a", "b-c"), ("a-b", "c"), ("a", "bc"), ("ab", "c"), ("a", "b"), ("a\0b", "c"), ("a", "b\0c"),
+                  ("a", "B"), ("a", "b/"), ("a", "chat"), ("chat", "a"), ("a", "a")]  # fmt: skip
+    quotas = {tenant: Quota(4 * MIB) for tenant in dict.fromkeys(tenant for tenant, _ in namespaces)}
+    with adapter.store(quotas, capacity_bytes=64 * MIB) as store:
+        key, open_pairs, refused = key_of(1), [], []
+        for tenant, namespace in namespaces:
+            try:
+                client = store.client(tenant, namespace)
+                if client.put([(key, value_of(f"{tenant}|{namespace}", 1, 512))]) == [Put.STORED]:
+                    open_pairs.append((tenant, namespace))
+                else:
+                    refused.append((tenant, namespace))
+            except NotOfferedError:
+                refused.append((tenant, namespace))
+        mixed = [
+            f"{tenant!r}/{namespace!r}"
+            for tenant, namespace in open_pairs
+            if store.client(tenant, namespace).get([key]) != [value_of(f"{tenant}|{namespace}", 1, 512)]
+        ]
+    detail = f"{len(open_pairs)} kept apart, {len(refused)} refused as no name; mixed up: {', '.join(mixed) or 'none'}"
+    return Verdict(len(open_pairs) >= 6 and not mixed, detail)
+
+
+@case("I2", "bytes of one tenant where another's should be are never delivered")
+def foreign_bytes(adapter: StoreAdapter) -> Verdict:
+    with adapter.store(PAIR, capacity_bytes=64 * MIB) as store:
+        store.client("a").put([(key_of(1), value_of("a", 1, 8192))])
+        store.client("b").put([(key_of(2), value_of("b", 2, 8192))])
+        store.swap_bytes("b", key_of(2), "a", key_of(1))
+        [got] = store.client("b").get([key_of(2)])
+    return Verdict(got is None, f"b reads its entry, whose memory now holds a's bytes: {_told(got)}")
+
+
+@case("I3", "overwriting another tenant's bytes")
+def overwrites_a_neighbour(adapter: StoreAdapter) -> Verdict:
+    with adapter.store(PAIR, capacity_bytes=64 * MIB) as store:
+        owner, key, value = store.client("b"), key_of(1), value_of("b", 1, 65536)
+        owner.put([(key, value)])
+        tried = store.overwrite("b", "a", key, value_of("forged", 1, 65536))
+        intact = owner.get([key]) == [value]
+    return Verdict(
+        bool(tried) and intact, f"{'; '.join(tried)}: b reads {'its own bytes' if intact else 'FORGED BYTES'}"
+    )
+
+
+@case("I12", "remove-all of one tenant: its own is gone at once, nobody else loses anything")
+def remove_all_of_one(adapter: StoreAdapter) -> Verdict:
+    with adapter.store({**PAIR, "c": Quota(16 * MIB)}, capacity_bytes=64 * MIB) as store:
+        keys = [key_of(number) for number in range(100)]
+        for tenant in ("a", "b", "c"):
+            store.client(tenant).put([(key, value_of(tenant, 1, 4096)) for key in keys])
+        gone = store.client("a")
+        others = {tenant: store.used_bytes(tenant) for tenant in ("b", "c")}
+        store.remove_all("a")
+        left = 0
+        with suppress(NotOfferedError):
+            left = sum(gone.exists(keys))
+        kept = {tenant: sum(value is not None for value in store.client(tenant).get(keys)) for tenant in others}
+        books = all(store.used_bytes(tenant) == used for tenant, used in others.items())
+        charged_bytes = store.used_bytes("a")
+    detail = f"a: {left} of 100 left, {charged_bytes} bytes charged; b, c: {kept['b']}, {kept['c']} of 100 kept"
+    return Verdict(left == 0 and charged_bytes == 0 and set(kept.values()) == {100} and books, detail)
+
+
+def _told(value: bytes | None) -> str:
+    return "a miss" if value is None else f"{len(value)} bytes DELIVERED"
