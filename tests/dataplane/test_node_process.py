@@ -147,7 +147,7 @@ async def test_i9_a_node_serves_on_without_its_control_plane_and_finds_it_again(
         ("no key file", 3, "no API key file"),
         ("port taken", 5, "the port is taken"),
         ("unreachable", 7, "cannot reach"),
-        ("not loopback", 2, "not a loopback address"),
+        ("not loopback", 5, "in plain text"),
     ],
 )
 async def test_a_node_that_cannot_start_says_why_in_one_line(

@@ -70,6 +70,8 @@ def look_alike_names(adapter: StoreAdapter) -> Verdict:
                     refused.append((tenant, namespace))
             except NotOfferedError:
                 refused.append((tenant, namespace))
+        if not any(namespace != "chat" for _, namespace in open_pairs):
+            raise NotOfferedError("there are no namespaces")
         mixed = [
             f"{tenant!r}/{namespace!r}"
             for tenant, namespace in open_pairs

@@ -36,7 +36,7 @@ def test_isolation(saltern: SalternAdapter, tried: Case) -> None:
         (cases_identity.remove_all_of_one, "keep a deleted tenant"),
         (cases_budget.quota_under_flood, "grow past the limit"),
         (cases_budget.shrunk_below_use, "keep what is above a lowered limit"),
-        (cases_budget.neighbours_churn, "ignore reservations"),
+        (cases_budget.churn_in_an_overcommitted_pool, "ignore reservations"),
         (cases_budget.larger_than_the_quota, "wipe for what can never fit"),
         (cases_budget.duplicates_in_a_batch, "overwrite a stored key"),
         (cases_bytes.slow_read, "free what is being read"),
