@@ -18,11 +18,11 @@ import structlog
 from dataplane.control_client import ControlClient, Registration
 from dataplane.log import configure_logging
 from dataplane.node import Node, NodeEndpoints, raise_descriptor_limit
-from dataplane.settings import NodeSettings, parse_mode
+from dataplane.settings import NodeSettings, SsdSettings, parse_mode
 from saltern.admin_client import ApiKey, read_api_key
 from saltern.core_files import forbid_core_files
 from saltern.endpoints import parse_endpoint
-from saltern.errors import FailedPreconditionError, UnavailableError
+from saltern.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from saltern.names import parse_node_id
 from saltern.sizes import parse_size
 
@@ -51,6 +51,19 @@ FIRST_POLICY_S: Final = 15.0
 )
 @click.option("--shm-mode", envvar="SALTERN_NODE_SHM_MODE", default="0600", help="Permissions of that socket, octal.")
 @click.option("--dram-bytes", envvar="SALTERN_NODE_DRAM_BYTES", default="1GiB", metavar="SIZE", help="Cache memory.")
+@click.option(
+    "--ssd-dir",
+    envvar="SALTERN_NODE_SSD_DIR",
+    type=click.Path(path_type=Path),
+    help="Folder for the SSD tier, of this node alone. [default: no SSD tier]",
+)
+@click.option("--ssd-bytes", envvar="SALTERN_NODE_SSD_BYTES", metavar="SIZE", help="What the SSD tier may take.")
+@click.option(
+    "--ssd-write-bytes",
+    envvar="SALTERN_NODE_SSD_WRITE_BYTES",
+    metavar="SIZE",
+    help="What one tenant may write to SSD in a second. [default: no bound]",
+)
 @click.option(
     "--state-dir",
     envvar="SALTERN_NODE_STATE_DIR",
@@ -91,6 +104,9 @@ def serve_node(
     shm_path: Path | None,
     shm_mode: str,
     dram_bytes: str,
+    ssd_dir: Path | None,
+    ssd_bytes: str | None,
+    ssd_write_bytes: str | None,
     state_dir: Path,
     prefault: bool,
     allow_plaintext: bool,
@@ -108,6 +124,7 @@ def serve_node(
         shm_mode=parse_mode(shm_mode),
         prefault=prefault,
         allow_plaintext=allow_plaintext,
+        ssd=_ssd_settings(ssd_dir, ssd_bytes, ssd_write_bytes, state_dir),
         advertise_host=advertise_host,
     )
     control = str(parse_endpoint(control, what="--control", port_min=1))
@@ -117,6 +134,26 @@ def serve_node(
     configure_logging()
     raise_descriptor_limit()
     asyncio.run(_serve(settings, control, api_key, control_wait_s, ready_file))
+
+
+def _ssd_settings(
+    ssd_dir: Path | None, ssd_bytes: str | None, ssd_write_bytes: str | None, state_dir: Path
+) -> SsdSettings | None:
+    """Raises InvalidArgumentError: one of the options is malformed, or given without the others that it needs."""
+    if ssd_dir is None and ssd_bytes is None and ssd_write_bytes is None:
+        return None
+    if ssd_dir is None or ssd_bytes is None:
+        raise InvalidArgumentError(
+            "the SSD tier needs a folder and a size",
+            reason="SSD_OPTIONS_INCOMPLETE",
+            hint="give both --ssd-dir and --ssd-bytes, or neither",
+        )
+    return SsdSettings(
+        folder=ssd_dir,
+        capacity_bytes=parse_size(ssd_bytes, what="--ssd-bytes"),
+        node_key_folder=state_dir,
+        write_bytes_per_s=0 if ssd_write_bytes is None else parse_size(ssd_write_bytes, what="--ssd-write-bytes"),
+    )
 
 
 async def _serve(
@@ -136,6 +173,7 @@ async def _serve(
             shm_path=endpoints.shm_path,
             host_id=endpoints.host_id,
             dram_capacity_bytes=settings.dram_bytes,
+            ssd_capacity_bytes=settings.ssd.capacity_bytes if settings.ssd else 0,
         )
         client = await stack.enter_async_context(ControlClient(control, api_key, registration, node))
         if not await _until(stop, client.join(control_wait_s)):

@@ -84,6 +84,7 @@ class Registration:
     shm_path: str
     host_id: str
     dram_capacity_bytes: int
+    ssd_capacity_bytes: int = 0
 
 
 class ControlClient(AbstractAsyncContextManager["ControlClient"]):
@@ -243,6 +244,9 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
     async def _register(self) -> None:
         await self._exchange_if_due()
         facts = self._registration
+        capacities = [node_pb2.TierCapacity(tier=quotas_pb2.TIER_DRAM, capacity_bytes=facts.dram_capacity_bytes)]
+        if facts.ssd_capacity_bytes:
+            capacities.append(node_pb2.TierCapacity(tier=quotas_pb2.TIER_SSD, capacity_bytes=facts.ssd_capacity_bytes))
         request = node_pb2.RegisterNodeRequest(
             node_id=facts.node_id,
             endpoint=auth_pb2.NodeEndpoint(
@@ -252,9 +256,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                 shm_path=facts.shm_path,
                 host_id=facts.host_id,
             ),
-            capacities=[
-                node_pb2.TierCapacity(tier=quotas_pb2.TIER_DRAM, capacity_bytes=facts.dram_capacity_bytes),
-            ],
+            capacities=capacities,
             software_version=version("saltern-server"),
         )
         response = await self._call(

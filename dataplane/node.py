@@ -3,9 +3,10 @@
 ::
 
     ControlClient --apply--> Gate --> CacheCore <-- sessions <-- doors (tcp, unix, gRPC)
-                  <--usage--
+                  <--usage--              |
+                                      SsdStore --> worker threads --> files
 
-Everything runs on one event loop; the core needs no locks.
+Everything but the workers' jobs runs on one event loop; the core needs no locks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Final
 import structlog
 
 from dataplane.core.cache import CacheCore
+from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.usage import NodeUsage, PolicyApplied
 from dataplane.io.arena import Arena
 from dataplane.io.batches import Blocks
@@ -31,8 +33,13 @@ from dataplane.io.gate import Gate
 from dataplane.io.grpc_door import start_grpc_door
 from dataplane.io.session import NodeIdentity, NodeState
 from dataplane.io.shm import listen_unix, remove_socket_file
+from dataplane.io.ssd import SsdStatus, SsdStore
+from dataplane.io.ssd_disk import Disk
+from dataplane.io.ssd_files import Files
+from dataplane.io.ssd_keys import load_node_key
 from dataplane.io.tcp import bound_endpoint, listen_tcp
-from dataplane.settings import NodeSettings
+from dataplane.io.workers import ThreadWorkers
+from dataplane.settings import NodeSettings, SsdSettings
 from tenants.policy import NodePolicy
 from tenants.tokens import KeySet
 
@@ -62,7 +69,10 @@ class Node:
         self.settings: Final = settings
         clock = clock or Clock()
         self._arena = Arena(settings.dram_bytes, prefault=settings.prefault)
-        self._core = CacheCore(settings.dram_bytes)
+        self._clock = clock
+        ssd = settings.ssd
+        self._tier = None if ssd is None else SsdTier(ssd.capacity_bytes, write_bytes_per_s=ssd.write_bytes_per_s)
+        self._core = CacheCore(settings.dram_bytes, ssd=self._tier)
         self._state = NodeState(
             identity=NodeIdentity(settings.node_id, secrets.token_hex(16)),
             blocks=Blocks(self._core, self._arena, clock),
@@ -99,6 +109,12 @@ class Node:
         """Books and counters, absolute."""
         return self._core.usage()
 
+    @property
+    def ssd_status(self) -> SsdStatus | None:
+        """How the SSD tier fares; None without one."""
+        store = self._state.blocks.ssd
+        return None if store is None else store.status
+
     def check_invariants(self) -> None:
         """Recompute the books from what is there and assert that they agree (I8)."""
         self._core.check_invariants()
@@ -113,6 +129,8 @@ class Node:
         settings = self.settings
         async with AsyncExitStack() as stack:
             stack.callback(self._arena.close)
+            if settings.ssd is not None:
+                self._state.blocks.ssd = await self._open_ssd(settings.ssd, stack)
             wire_listener = listen_tcp(settings.listen, option="--listen")
             doors = [Door(wire_listener, self._sessions, takes_descriptors=False)]
             stack.callback(doors[0].close)
@@ -143,6 +161,37 @@ class Node:
                 for door in doors:
                     door.close()
                 await asyncio.gather(grpc_server.stop(settings.drain_s), self._sessions.drain(settings.drain_s))
+
+    async def _open_ssd(self, settings: SsdSettings, stack: AsyncExitStack) -> SsdStore:
+        """Recover the SSD tier before a door opens; on the way out seal what is open and end its threads.
+
+        Raises:
+            FailedPreconditionError: SSD_DIR_UNUSABLE, SSD_DIR_IN_USE, SSD_NODE_KEY_UNUSABLE.
+        """
+        assert self._tier is not None
+        files = Files()
+        disk = Disk(settings.folder, load_node_key(settings.node_key_folder, files), files)
+        workers = ThreadWorkers(asyncio.get_running_loop())
+        store = SsdStore(self._core, self._tier, arena=self._arena, disk=disk, clock=self._clock, workers=workers)
+        stack.callback(store.release)
+        stack.callback(workers.close)
+        stack.push_async_callback(_close_store, store, self.settings.drain_s)
+        store.recover()
+        _log.info(
+            "ssd tier",
+            state=store.status.state.value,
+            reason=store.status.reason,
+            is_direct=store.status.is_direct,
+            used_bytes=self._tier.used_bytes,
+        )
+        return store
+
+
+async def _close_store(store: SsdStore, limit_s: float) -> None:
+    idle = asyncio.Event()
+    store.close(idle.set)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(idle.wait(), limit_s)
 
 
 def raise_descriptor_limit() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from dataplane.core.usage import NodeUsage
+from dataplane.core.usage import NodeUsage, TenantUsage
 from saltern.admin.v1 import quotas_pb2, tenants_pb2
 from saltern.auth.v1 import auth_pb2
 from saltern.errors import InvalidArgumentError, SalternError
@@ -69,9 +69,7 @@ def encode_usage(usage: NodeUsage) -> list[node_pb2.TenantUsage]:
     return [
         node_pb2.TenantUsage(
             tenant_id=tenant,
-            tiers=[
-                node_pb2.TenantTierUsage(tier=quotas_pb2.TIER_DRAM, used_bytes=books.used_bytes, entries=books.entries)
-            ],
+            tiers=_encode_tiers(books),
             get_hits=books.counters.get_hits,
             get_misses=books.counters.get_misses,
             get_bytes=books.counters.get_bytes,
@@ -83,6 +81,17 @@ def encode_usage(usage: NodeUsage) -> list[node_pb2.TenantUsage]:
         )
         for tenant, books in usage.tenants.items()
     ]
+
+
+def _encode_tiers(books: TenantUsage) -> list[node_pb2.TenantTierUsage]:
+    tiers = [node_pb2.TenantTierUsage(tier=quotas_pb2.TIER_DRAM, used_bytes=books.used_bytes, entries=books.entries)]
+    if books.ssd is not None:
+        tiers.append(
+            node_pb2.TenantTierUsage(
+                tier=quotas_pb2.TIER_SSD, used_bytes=books.ssd.used_bytes, entries=books.ssd.entries
+            )
+        )
+    return tiers
 
 
 def _decode_tenant(tenant: node_pb2.TenantPolicy) -> tuple[TenantId, TenantPolicy]:

@@ -14,6 +14,7 @@ from saltern.names import NodeId
 MIB: Final = 1024 * 1024
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
 DRAM_MIN_BYTES: Final = MIB
+SSD_MIN_BYTES: Final = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,34 @@ class SessionLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class SsdSettings:
+    """The SSD tier of a node.
+
+    Attributes:
+        folder: for segments only; one node at a time uses it.
+        capacity_bytes: what all tenants together may have in it, in bytes of files.
+        node_key_folder: where the key that wraps the tenants' data keys is kept.
+        write_bytes_per_s: how fast one tenant may write, against wear; 0 for no bound.
+
+    Raises:
+        InvalidArgumentError: SSD_TOO_SMALL.
+    """
+
+    folder: Path
+    capacity_bytes: int
+    node_key_folder: Path
+    write_bytes_per_s: int = 0
+
+    def __post_init__(self) -> None:
+        if self.capacity_bytes < SSD_MIN_BYTES:
+            raise InvalidArgumentError(
+                f"--ssd-bytes {self.capacity_bytes} is below the minimum of {SSD_MIN_BYTES}",
+                reason="SSD_TOO_SMALL",
+                hint="give the SSD tier some space, such as --ssd-bytes 100GiB, or leave --ssd-dir out",
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSettings:
     """Everything that a node process is started with.
 
@@ -64,6 +93,7 @@ class NodeSettings:
         allow_plaintext: permit listening on other than loopback addresses without TLS.
         advertise_host: name or address that clients reach this host by; the listen addresses' own if empty.
         drain_s: how long transfers that have begun may take after SIGTERM.
+        ssd: the tier below DRAM; None for none.
     """
 
     node_id: NodeId
@@ -77,6 +107,7 @@ class NodeSettings:
     advertise_host: str = ""
     drain_s: float = 5.0
     limits: SessionLimits = field(default_factory=SessionLimits)
+    ssd: SsdSettings | None = None
 
     def __post_init__(self) -> None:
         """Raises FailedPreconditionError: an address needs TLS; InvalidArgumentError: the arena is too small."""

@@ -4,6 +4,8 @@
 
     put_start --> [bytes arrive at ticket.offset] --> put_commit | put_abort
     get_start --> [bytes leave from pin.offset]   --> get_end
+    promote_start --> [bytes are read from SSD to ticket.offset] --> promote_end, promote_pin
+    on_evict      --> [bytes are taken to SSD, see dataplane.core.ssd_tier]
 
 The shell owns the arena, the sockets and the clock; the core says where bytes go and who may hold how many. Same
 commands, same results: the server, the simulator and the replay run this very code.
@@ -21,15 +23,17 @@ from typing import Final
 
 from dataplane.core import refusals
 from dataplane.core.admission import check_partition, epoch_not_available, namespace_not_available
-from dataplane.core.entry import Entry, Pin, PutRefused, PutTicket
+from dataplane.core.entry import Entry, Pin, Promotion, PutRefused, PutTicket
 from dataplane.core.eviction import EvictionOrder
 from dataplane.core.extents import round_up
 from dataplane.core.invariants import check_invariants
 from dataplane.core.lru import LruOrder
 from dataplane.core.partition import Partition
 from dataplane.core.pool import Pool
+from dataplane.core.ssd_invariants import check_ssd_invariants
+from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.tenant_cache import PartitionIndex, TenantCache
-from dataplane.core.usage import NodeUsage, PolicyApplied, TenantUsage
+from dataplane.core.usage import NodeUsage, PolicyApplied, TenantCounters, TenantUsage
 from saltern.errors import FailedPreconditionError, InternalError, PermissionDeniedError
 from saltern.keys import BlockKey
 from tenants.policy import NodePolicy, TenantPolicy, TenantState
@@ -40,20 +44,28 @@ _ABSENT: Final = b"\0"
 
 
 class CacheCore:
-    """Index, budgets and eviction of one node's DRAM tier.
+    """Index, budgets and eviction of one node's DRAM tier, and what joins it with the SSD tier below.
 
     Every ``now_ns`` is a reading of one monotonic clock in nanoseconds; an earlier one than before counts as the same.
 
     Args:
         capacity_bytes: length of the arena, rounded down to whole granules.
         new_order: makes the eviction order of a tenant.
+        ssd: the tier below; None for none.
     """
 
-    def __init__(self, capacity_bytes: int, *, new_order: Callable[[], EvictionOrder] = LruOrder) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int,
+        *,
+        new_order: Callable[[], EvictionOrder] = LruOrder,
+        ssd: SsdTier | None = None,
+    ) -> None:
         self._pool = Pool(capacity_bytes)
         self._open = self._pool.open
         self._new_order = new_order
         self._policy = NodePolicy(version=0)
+        self._ssd = ssd
 
     # ---- policy
 
@@ -81,8 +93,12 @@ class CacheCore:
         pool = self._pool
         quotas = {tenant: rules.tiers.get(Tier.DRAM, _NO_QUOTA) for tenant, rules in policy.tenants.items()}
         check_reservations((q.reserved_bytes for q in quotas.values()), pool.extents.capacity_bytes, Tier.DRAM)
+        if self._ssd is not None:
+            self._ssd.check_policy(policy)
         pool.advance(now_ns)
         self._policy = policy
+        if self._ssd is not None:
+            self._ssd.apply_policy(policy)
 
         purged_entries = evicted_entries = 0
         for gone in [owner for tenant, owner in pool.tenants.items() if tenant not in policy.tenants]:
@@ -119,7 +135,7 @@ class CacheCore:
         index = self._open.get(partition) or self._open_index(partition)
         if index is None:
             return self._refuse_closed(partition)
-        if key in index.entries:
+        if key in index.entries or (self._ssd is not None and self._ssd.outdate(partition, key)):
             return refusals.ALREADY_EXISTS
         extent_bytes = round_up(size_bytes)
         admitted = self._precheck(index, key, size_bytes, extent_bytes) or self._pool.admit(
@@ -167,10 +183,15 @@ class CacheCore:
 
     # ---- get
 
-    def get_start(self, partition: Partition, keys: Sequence[BlockKey], now_ns: int) -> list[Pin | None]:
-        """Pin the entries of ``keys`` that are there, in order, None for a miss; touches them last key first.
+    def get_start(
+        self, partition: Partition, keys: Sequence[BlockKey], now_ns: int, *, counts_misses: bool = True
+    ) -> list[Pin | None]:
+        """Pin the entries of ``keys`` that are in DRAM, in order, None for a miss; touches them last key first.
 
         Every pin must be given back with :meth:`get_end`; until then its bytes stay where they are (I7).
+
+        Args:
+            counts_misses: False if the caller looks on SSD as well and ends with :meth:`count_misses`.
         """
         pins: list[Pin | None] = [None] * len(keys)
         index = self._open.get(partition) or self._open_index(partition)
@@ -195,9 +216,16 @@ class CacheCore:
         self._pool.last_ns = touched_ns
         counters = index.owner.counters
         counters.get_hits += hits
-        counters.get_misses += len(keys) - hits
+        if counts_misses:
+            counters.get_misses += len(keys) - hits
         counters.get_bytes += hit_bytes
         return pins
+
+    def count_misses(self, partition: Partition, misses: int) -> None:
+        """Count what a get found on neither tier."""
+        owner = self._pool.tenants.get(partition.tenant)
+        if owner is not None:
+            owner.counters.get_misses += misses
 
     def get_end(self, pins: Iterable[Pin | None]) -> None:
         """Give pins back, in any order and any grouping; None is skipped.
@@ -216,10 +244,15 @@ class CacheCore:
 
     def lookup(self, partition: Partition, keys: Sequence[BlockKey]) -> tuple[int, bytes]:
         """Which keys are there: (how many from the first on without a gap, a byte of 0 or 1 for each); no touch."""
-        index = self._open.get(partition)
+        index = self._open.get(partition) or self._open_index(partition)
         if index is None:
             return 0, bytes(len(keys))
-        found = bytes(map(index.entries.__contains__, keys))
+        below = None if self._ssd is None else self._ssd.index(partition)
+        if below is None:
+            found = bytes(map(index.entries.__contains__, keys))
+        else:
+            in_dram, on_ssd = index.entries, below.entries
+            found = bytes([key in in_dram or key in on_ssd for key in keys])
         gap = found.find(_ABSENT)
         return (len(found) if gap < 0 else gap), found
 
@@ -238,17 +271,81 @@ class CacheCore:
     # ---- removal
 
     def delete(self, partition: Partition, keys: Iterable[BlockKey]) -> int:
-        """Remove entries; return how many were there. A put that has begun is not stopped."""
-        return sum(self.drop(partition, key) for key in keys)
+        """Remove entries from both tiers; return how many were there. A put that has begun is not stopped."""
+        index = self._open.get(partition) or self._open_index(partition)
+        if index is None:
+            return 0
+        wanted = list(dict.fromkeys(keys))
+        on_ssd = set() if self._ssd is None else self._ssd.delete(partition, wanted)
+        deleted = 0
+        for key in wanted:
+            entry = index.entries.get(key)
+            if entry is not None:
+                self._pool.remove(entry)
+            deleted += entry is not None or key in on_ssd
+        return deleted
 
     def drop(self, partition: Partition, key: BlockKey) -> bool:
         """Remove one entry, such as one whose sum no longer matches (I7); return whether it was there."""
-        index = self._open.get(partition)
-        entry = None if index is None else index.entries.get(key)
-        if entry is None:
+        return self.delete(partition, (key,)) == 1
+
+    # ---- from SSD and to it
+
+    def on_evict(self, demote: Callable[[Entry], None]) -> None:
+        """Have ``demote`` told of every entry that is evicted, while its bytes are still in the arena.
+
+        It takes the bytes before it returns: their memory may be somebody else's right after (I2, I7).
+        """
+        self._pool.demote = demote
+
+    def promote_start(self, partition: Partition, key: BlockKey, now_ns: int) -> Promotion | None:
+        """Set memory aside for an entry that is on SSD, within the tenant's DRAM budget (I4), evicting as a put does.
+
+        Returns:
+            None if it is in DRAM, on its way there, not on SSD, or DRAM has no room for it.
+        """
+        index = self._open.get(partition) or self._open_index(partition)
+        if self._ssd is None or index is None or key in index.entries or key in index.writing:
+            return None
+        below = self._ssd.find(partition, key)
+        if below is None:
+            return None
+        extent_bytes = round_up(below.size_bytes)
+        if extent_bytes > min(index.owner.budget.limit_bytes, self._pool.extents.capacity_bytes):
+            return None
+        admitted = self._pool.admit(index, key, below.size_bytes, extent_bytes, now_ns)
+        if isinstance(admitted, PutRefused):
+            return None
+        if not below.is_alive:  # what it displaced took its place on SSD
+            self._pool.abort(admitted)
+            return None
+        return Promotion(PutTicket(admitted.offset, below.size_bytes, admitted), self._ssd.read_start(below))
+
+    def promote_end(self, promotion: Promotion, checksum: int | None, now_ns: int) -> bool:
+        """Make a promoted entry readable; False if it is not: it did not verify, or was deleted meanwhile (I7, I12).
+
+        Args:
+            checksum: XXH3-64 that came with the verified bytes; None if they could not be read.
+        """
+        assert self._ssd is not None
+        entry = _close_ticket(promotion.ticket)
+        index = entry.index
+        budget = index.owner.budget
+        may_be_served = self._ssd.read_end(promotion.read, intact=checksum is not None)
+        if (
+            checksum is None
+            or not may_be_served
+            or self._open.get(index.partition) is not index
+            or budget.used_bytes > budget.limit_bytes
+        ):
+            self._pool.abort(entry)
             return False
-        self._pool.remove(entry)
+        self._pool.insert(entry, checksum, now_ns)
         return True
+
+    def promote_pin(self, partition: Partition, key: BlockKey, now_ns: int) -> Pin | None:
+        """Pin one entry for a get that waited for it; counts a hit."""
+        return self.get_start(partition, (key,), now_ns, counts_misses=False)[0]
 
     # ---- what is there
 
@@ -267,7 +364,13 @@ class CacheCore:
                 held_bytes=budget.held_bytes,
                 entries=sum(len(index.entries) for index in owner.partitions.values()),
                 counters=replace(owner.counters),
+                ssd=None if self._ssd is None else self._ssd.usage(tenant),
             )
+        if self._ssd is not None:
+            for tenant in self._ssd.tenants.keys() - tenants.keys():
+                tenants[tenant] = TenantUsage(
+                    0, 0, 0, 0, 0, 0, 0, 0, counters=TenantCounters(), ssd=self._ssd.usage(tenant)
+                )
         extents = self._pool.extents
         return NodeUsage(
             policy_version=self._policy.version,
@@ -275,11 +378,14 @@ class CacheCore:
             free_bytes=extents.free_bytes,
             largest_free_bytes=extents.largest_free_bytes,
             tenants=tenants,
+            ssd_capacity_bytes=0 if self._ssd is None else self._ssd.capacity_bytes,
         )
 
     def check_invariants(self) -> None:
         """Recompute every book from what is there and assert that all agree (I4, I7, I8); for tests and simulators."""
         check_invariants(self._pool)
+        if self._ssd is not None:
+            check_ssd_invariants(self._ssd)
 
     # ---- inside
 

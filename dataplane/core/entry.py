@@ -11,6 +11,7 @@ from saltern.errors import SalternError
 from saltern.keys import BlockKey
 
 if TYPE_CHECKING:
+    from dataplane.core.ssd_books import SsdRead
     from dataplane.core.tenant_cache import PartitionIndex
 
 
@@ -86,3 +87,11 @@ class Pin:
     checksum: int
     entry: Entry = field(repr=False)
     is_open: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Promotion:
+    """An entry on its way from SSD to ``ticket.offset`` of the arena; end it exactly once."""
+
+    ticket: PutTicket
+    read: SsdRead

@@ -6,6 +6,7 @@ memory, books and indexes in step, so that the invariants hold between any two c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from dataplane.core import refusals
@@ -27,6 +28,8 @@ class Pool:
         borrowers: every tenant above its reservation; one that has fallen back is dropped at the next look.
         detached: unreachable entries whose memory is still being read or written.
         last_ns: the latest time that a touch has had.
+        demote: told of every entry that is evicted, while its bytes are still there; it must take them before it
+            returns, and must not call back into the pool.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -36,6 +39,7 @@ class Pool:
         self.borrowers: Final[dict[TenantId, TenantCache]] = {}
         self.detached: Final[dict[Entry, None]] = {}
         self.last_ns = 0
+        self.demote: Callable[[Entry], None] | None = None
 
     def advance(self, now_ns: int) -> int:
         """Move the clock; returns a time that no touch has had, so that ages never tie."""
@@ -72,6 +76,13 @@ class Pool:
         return entry
 
     def publish(self, entry: Entry, checksum: int, now_ns: int) -> None:
+        """Make an entry readable that a client has put (I7)."""
+        self.insert(entry, checksum, now_ns)
+        counters = entry.index.owner.counters
+        counters.puts_stored += 1
+        counters.put_bytes += entry.size_bytes
+
+    def insert(self, entry: Entry, checksum: int, now_ns: int) -> None:
         """Make a written entry readable (I7)."""
         index = entry.index
         owner = index.owner
@@ -82,8 +93,6 @@ class Pool:
         index.entries[entry.key] = entry
         owner.order.insert(entry)
         owner.budget.commit(entry.size_bytes, entry.extent_bytes)
-        owner.counters.puts_stored += 1
-        owner.counters.put_bytes += entry.size_bytes
 
     def abort(self, entry: Entry) -> None:
         """End a put without an entry: only now is its memory certain not to be written any more (I7)."""
@@ -125,6 +134,8 @@ class Pool:
         counters = entry.index.owner.counters
         counters.evictions += 1
         counters.evicted_bytes += entry.size_bytes
+        if self.demote is not None:
+            self.demote(entry)
         self.remove(entry)
 
     def evict_down_to_limit(self, owner: TenantCache) -> int:

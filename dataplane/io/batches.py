@@ -14,6 +14,8 @@ from dataplane.core.entry import Pin, PutRefused, PutTicket
 from dataplane.core.partition import Partition
 from dataplane.io.arena import Arena
 from dataplane.io.clock import Clock
+from dataplane.io.ssd import SsdStore
+from dataplane.io.ssd_fetch import Fetch
 from saltern import wire
 from saltern.errors import DataLossError, SalternError, StatusCode
 from saltern.keys import BlockKey
@@ -24,11 +26,12 @@ _NO_ROOM: Final = int(StatusCode.FAILED_PRECONDITION)
 
 
 class Blocks:
-    """The core together with the memory and the clock that it decides about."""
+    """The core together with the memory, the clock and the SSD store, if any, that it decides about."""
 
-    __slots__ = ("arena", "clock", "core")
+    __slots__ = ("arena", "clock", "core", "ssd")
 
-    def __init__(self, core: CacheCore, arena: Arena, clock: Clock) -> None:
+    def __init__(self, core: CacheCore, arena: Arena, clock: Clock, ssd: SsdStore | None = None) -> None:
+        self.ssd = ssd
         self.core = core
         self.arena = arena
         self.clock = clock
@@ -107,34 +110,79 @@ class PutBatch:
 class GetBatch:
     """Entries on their way out, pinned until :meth:`close`.
 
+    What is only on SSD comes by ``fetch``: wait until it is done, then call :meth:`finish`. Without one the batch is
+    finished from the start.
+
     Attributes:
+        fetch: what the batch waits for, or None.
         hits: (index, pin) of what will be sent, in order.
-        payload_bytes: their sum.
+        payload_bytes: their sum, and until :meth:`finish` also what is expected from SSD.
     """
 
-    __slots__ = ("_blocks", "_codes", "_pins", "_sizes", "_sums", "hits", "payload_bytes")
+    __slots__ = ("_blocks", "_codes", "_keys", "_max_sizes", "_partition", "_pins", "_sizes", "_sums", "fetch", "hits",
+                 "payload_bytes")  # fmt: skip
 
     def __init__(
         self, blocks: Blocks, partition: Partition, keys: Sequence[BlockKey], max_sizes: Sequence[int] | None
     ) -> None:
         count = len(keys)
         self._blocks = blocks
+        self._partition = partition
+        self._keys = keys
+        self._max_sizes = max_sizes
         self._codes = bytearray(count)
         self._sizes = [0] * count
         self._sums = [0] * count
         self.hits: list[tuple[int, Pin]] = []
         self.payload_bytes = 0
-        self._pins = blocks.core.get_start(partition, keys, blocks.clock.monotonic_ns())
+        self.fetch: Fetch | None = None
+        ssd = blocks.ssd
+        if ssd is None:
+            self._pins = blocks.core.get_start(partition, keys, blocks.clock.monotonic_ns())
+        else:
+            self._pins = blocks.core.get_start(partition, keys, blocks.clock.monotonic_ns(), counts_misses=False)
+            self.fetch = ssd.fetch(partition, keys, self._pins, max_sizes)
+        self._sort()
+        if self.fetch is not None:
+            self.payload_bytes += self.fetch.expected_bytes
+        elif ssd is not None:
+            self._count_misses()
+
+    def finish(self) -> None:
+        """Take in what has come from SSD; what has not is a miss."""
+        assert self.fetch is not None
+        self.fetch.close()
+        self.fetch = None
+        self.hits.clear()
+        self.payload_bytes = 0
+        self._sort()
+        self._count_misses()
+
+    def _sort(self) -> None:
+        """Tell hits from misses and from entries that the client has no room for."""
+        max_sizes = self._max_sizes
         for index, pin in enumerate(self._pins):
             if pin is None:
-                self._codes[index] = _MISS
+                self._codes[index] = _NO_ROOM if self._is_too_large(index) else _MISS
             elif max_sizes is not None and pin.size_bytes > max_sizes[index]:
                 self._codes[index] = _NO_ROOM
             else:
+                self._codes[index] = _OK
                 self._sizes[index] = pin.size_bytes
                 self._sums[index] = pin.checksum
                 self.hits.append((index, pin))
                 self.payload_bytes += pin.size_bytes
+
+    def _is_too_large(self, index: int) -> bool:
+        """Whether an entry that is on SSD was not asked for because the client has no room for it."""
+        ssd = self._blocks.ssd
+        if ssd is None or self._max_sizes is None:
+            return False
+        below = ssd.tier.find(self._partition, self._keys[index])
+        return below is not None and below.size_bytes > self._max_sizes[index]
+
+    def _count_misses(self) -> None:
+        self._blocks.core.count_misses(self._partition, self._pins.count(None))
 
     def view(self, pin: Pin) -> memoryview:
         """The bytes of a hit; not to be used after :meth:`close`."""
@@ -145,6 +193,8 @@ class GetBatch:
 
     def close(self) -> None:
         """Let the entries go; safe to call once only, from a ``finally``."""
+        if self.fetch is not None:
+            self.fetch.close()
         self._blocks.core.get_end(self._pins)
 
 

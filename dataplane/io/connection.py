@@ -15,7 +15,7 @@ import structlog
 from dataplane.io import letting_go
 from dataplane.io.conversation import Conversation
 from dataplane.io.session import NodeState, Session, too_many_sessions
-from dataplane.io.stream import READ, TURN, WRITE, ByteStream, PeerGoneError, Want
+from dataplane.io.stream import READ, TURN, WAKE, WRITE, ByteStream, PeerGoneError, Want
 from dataplane.settings import SessionLimits
 from saltern import wire
 from saltern.names import TenantId
@@ -62,6 +62,7 @@ class Connection:
         self._loop = loop
         self._fileno = sock.fileno()
         self._stream = stream
+        conversation.wake = self._wake
         self._script = conversation.run()
         self._on_close = on_close
         self._want: Want | None = TURN
@@ -118,8 +119,12 @@ class Connection:
             if not self._writes:
                 self._loop.add_writer(self._fileno, self._on_writable)
                 self._writes = True
-        else:
+        elif want is TURN:
             self._loop.call_soon(self._step)
+
+    def _wake(self) -> None:
+        if self._want is WAKE:
+            self._step()
 
     def _on_readable(self) -> None:
         if self._want is READ:

@@ -7,6 +7,7 @@ straight into the arena, and from the arena straight out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
@@ -17,7 +18,7 @@ from dataplane.io.batches import GetBatch, PutBatch
 from dataplane.io.letting_go import close_descriptor
 from dataplane.io.regions import Region, RegionTable
 from dataplane.io.session import Session, closes_session
-from dataplane.io.stream import BUFFER_BYTES, READ, TURN, ByteStream, Script
+from dataplane.io.stream import BUFFER_BYTES, READ, TURN, WAKE, ByteStream, Script
 from dataplane.settings import SessionLimits
 from saltern import wire
 from saltern.errors import ProtocolError, SalternError
@@ -43,6 +44,7 @@ class Conversation:
         is_in_frame: whether a frame or its reply is on its way; only then does a lack of progress count.
         is_busy: whether a request is being handled.
         is_alone: whether no other session had a turn since this one's last.
+        wake: resumes the script where it waits for WAKE; set by whoever runs it.
     """
 
     __slots__ = (
@@ -56,6 +58,7 @@ class Conversation:
         "is_alone",
         "is_busy",
         "is_in_frame",
+        "wake",
     )
 
     def __init__(self, stream: ByteStream, session: Session, limits: SessionLimits) -> None:
@@ -69,6 +72,7 @@ class Conversation:
         self.is_in_frame = False
         self.is_busy = False
         self.is_alone = False
+        self.wake: Callable[[], None] = _nobody
         self._alone_until_s = 0.0
 
     def overdue(self, now_s: float) -> str:
@@ -254,6 +258,12 @@ class Conversation:
 
     def _get(self, request_id: int, get: wire.Get, batch: GetBatch, region: Region | None) -> Script[None]:
         try:
+            if batch.fetch is not None:
+                self._expect_transfer(0)
+                batch.fetch.on_done(self.wake)
+                while not batch.fetch.is_done:
+                    yield WAKE
+                batch.finish()
             body = wire.encode_body(batch.reply())
             if region is None:
                 head = wire.encode_reply(_GET, request_id, body, batch.payload_bytes)
@@ -296,3 +306,7 @@ class Conversation:
         yield from self._reply(reply)
         self.deadline_s = monotonic() + self._limits.linger_s
         yield from self._stream.linger(unread_bytes + BUFFER_BYTES)
+
+
+def _nobody() -> None:
+    """Nobody runs the script yet."""

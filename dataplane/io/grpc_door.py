@@ -136,6 +136,12 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
                     hint="split the batch",
                     metadata={"limit_bytes": str(CALL_MAX_BYTES)},
                 )
+            if batch.fetch is not None:
+                arrived = asyncio.Event()
+                batch.fetch.on_done(arrived.set)
+                if not batch.fetch.is_done:
+                    await arrived.wait()
+                batch.finish()
             for index, pin in batch.hits:
                 response.blocks.add(key=keys[index], payload=bytes(batch.view(pin)))
                 turn_left_bytes -= pin.size_bytes

@@ -39,17 +39,19 @@ T = TypeVar("T")
 
 
 class Want(Enum):
-    """What a script waits for: bytes to read, room to write, or only that other sessions had their turn."""
+    """What a script waits for: bytes to read, room to write, that other sessions had their turn, or to be woken."""
 
     READ = "read"
     WRITE = "write"
     TURN = "turn"
+    WAKE = "wake"
 
 
 #: An enum's member costs a descriptor call at each use in Python 3.11; these do not.
 READ: Final = Want.READ
 WRITE: Final = Want.WRITE
 TURN: Final = Want.TURN
+WAKE: Final = Want.WAKE
 Script = Generator[Want, None, T]
 
 

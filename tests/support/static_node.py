@@ -26,8 +26,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dataplane.core.usage import NodeUsage
 from dataplane.io.clock import Clock
+from dataplane.io.ssd import SsdStatus
 from dataplane.node import Node, NodeEndpoints
-from dataplane.settings import NodeSettings, SessionLimits
+from dataplane.settings import NodeSettings, SessionLimits, SsdSettings
 from saltern.endpoints import Endpoint
 from saltern.names import NamespaceId, NodeId, TenantId
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
@@ -45,6 +46,8 @@ def tenant_policy(
     *,
     limit_bytes: int,
     reserved_bytes: int = 0,
+    ssd_limit_bytes: int = 0,
+    ssd_reserved_bytes: int = 0,
     namespaces: tuple[str, ...] = ("chat",),
     block_bytes: int = 8 * MIB,
     epochs: tuple[int, ...] = (1,),
@@ -55,7 +58,10 @@ def tenant_policy(
     """One tenant's policy; every namespace has the same block size and epochs."""
     return TenantPolicy(
         state=state,
-        tiers={Tier.DRAM: TierQuota(reserved_bytes, limit_bytes)},
+        tiers={
+            Tier.DRAM: TierQuota(reserved_bytes, limit_bytes),
+            Tier.SSD: TierQuota(ssd_reserved_bytes, ssd_limit_bytes),
+        },
         namespaces={NamespaceId(name): NamespacePolicy(uid, block_bytes, epochs) for name in namespaces},
         min_issue_time_s=min_issue_time_s,
     )
@@ -131,6 +137,9 @@ class StaticNode:
     def session_count(self) -> int:
         return self.call(lambda: self._node.session_count)
 
+    def ssd_status(self) -> SsdStatus | None:
+        return self.call(lambda: self._node.ssd_status)
+
     def check_invariants(self) -> None:
         """Assert that the node's books agree with what is there (I8)."""
         self.call(self._node.check_invariants)
@@ -145,6 +154,7 @@ def static_node(
     clock: Clock | None = None,
     apply_policy: bool = True,
     prefault: bool = False,
+    ssd: SsdSettings | None = None,
     drain_s: float = 5.0,
 ) -> Iterator[StaticNode]:
     """Run a node with the given tenants (one tenant ``acme`` with the namespace ``chat`` by default).
@@ -160,6 +170,7 @@ def static_node(
             shm_path=Path(folder) / "node.sock",
             prefault=prefault,
             limits=limits or SessionLimits(),
+            ssd=ssd,
             drain_s=drain_s,
         )
         node = Node(settings, clock=clock)

@@ -1,0 +1,220 @@
+"""What the core keeps of the SSD tier: segments, entries and books of each tenant; and what it asks the shell to do.
+
+::
+
+    segment   OPEN --> SEALING --> SEALED --> RECLAIMING --> DOOMED --> DROPPING --> (gone)
+               |________________CLOSED (a write failed: no footer)__^
+
+Bytes are charged in whole blocks when a record is admitted, together with the footer that the segment will need, and
+credited when the file is gone: dead records count as long as they are on disk, so that the limit holds for bytes on the
+device and not only for what can be read (I4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from dataplane.core.segments import BLOCK_BYTES, Row, SegmentNumber, footer_blocks, record_blocks
+from dataplane.core.token_bucket import TokenBucket
+from dataplane.core.usage import SsdCounters
+from saltern.keys import BlockKey
+from saltern.names import TenantId
+from tenants.quota import TierQuota
+
+NO_QUOTA = TierQuota(reserved_bytes=0, limit_bytes=0)
+
+
+class SegmentState(Enum):
+    """What may happen to a segment; see the module's drawing."""
+
+    OPEN = "open"
+    SEALING = "sealing"
+    SEALED = "sealed"
+    CLOSED = "closed"
+    RECLAIMING = "reclaiming"
+    DOOMED = "doomed"
+    DROPPING = "dropping"
+
+
+class SsdEntry:
+    """One entry on SSD. It is alive exactly while its partition's index holds it.
+
+    Attributes:
+        is_hot: read since it was written; a reclaim writes it anew instead of losing it.
+    """
+
+    __slots__ = ("block", "is_hot", "key", "segment", "size_bytes")
+
+    def __init__(self, key: BlockKey, segment: SegmentBooks, block: int, size_bytes: int) -> None:
+        self.key = key
+        self.segment = segment
+        self.block = block
+        self.size_bytes = size_bytes
+        self.is_hot = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self.segment.partition.entries.get(self.key) is self
+
+    @property
+    def record_bytes(self) -> int:
+        return record_blocks(self.size_bytes) * BLOCK_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class SegmentBooks:
+    """One segment file.
+
+    Attributes:
+        next_block: where the next record goes.
+        entries: everything written to it, dead ones too, by block.
+        tombstones: keys of which every record in an older segment is dead.
+        row_count: entries and records on their way: what its footer may have to list.
+        live_bytes: record bytes of its live entries.
+        readers, writers: operations in progress; the file stays while there are any.
+        relocating: hot entries that are being written anew.
+    """
+
+    number: SegmentNumber
+    partition: SsdPartition
+    state: SegmentState = SegmentState.OPEN
+    next_block: int = 1
+    entries: list[SsdEntry] = field(default_factory=list)
+    tombstones: list[BlockKey] = field(default_factory=list)
+    row_count: int = 0
+    live_bytes: int = 0
+    readers: int = 0
+    writers: int = 0
+    relocating: int = 0
+
+    @property
+    def charged_bytes(self) -> int:
+        """Head, records, and the footer as large as it may become."""
+        return (self.next_block + footer_blocks(self.row_count, len(self.tombstones))) * BLOCK_BYTES
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.state in (SegmentState.RECLAIMING, SegmentState.DOOMED, SegmentState.DROPPING)
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.readers or self.writers)
+
+    def live_entries(self) -> list[SsdEntry]:
+        return [entry for entry in self.entries if entry.is_alive]
+
+
+@dataclass(slots=True, eq=False)
+class SsdPartition:
+    """The SSD index of one partition, and the folder with a data key of its own that its segments lie in.
+
+    Attributes:
+        number: of the folder; never used twice, so that a partition made anew under an old name shares nothing (I12).
+        writing: records on their way, by key; invisible (I7).
+    """
+
+    owner: TenantSsd
+    number: SegmentNumber
+    namespace_uid: str
+    epoch: int
+    entries: dict[BlockKey, SsdEntry] = field(default_factory=dict)
+    writing: dict[BlockKey, Append] = field(default_factory=dict)
+    open_segment: SegmentBooks | None = None
+
+
+@dataclass(slots=True, eq=False)
+class TenantSsd:
+    """Everything of one tenant on SSD.
+
+    Attributes:
+        used_bytes: charged; the sum over its segments (I8).
+        leaving_bytes: the part of it that is on its way out.
+        segments: by number, oldest first.
+    """
+
+    tenant: TenantId
+    bucket: TokenBucket
+    quota: TierQuota = NO_QUOTA
+    in_policy: bool = False
+    used_bytes: int = 0
+    leaving_bytes: int = 0
+    partitions: dict[tuple[str, int], SsdPartition] = field(default_factory=dict)
+    segments: dict[SegmentNumber, SegmentBooks] = field(default_factory=dict)
+    counters: SsdCounters = field(default_factory=SsdCounters)
+
+
+@dataclass(slots=True, eq=False)
+class Append:
+    """A record to write at ``block`` of ``segment``; end it exactly once.
+
+    Attributes:
+        replaces: the entry that this is the new copy of, if it is a relocation.
+        is_cancelled: deleted while on its way.
+    """
+
+    segment: SegmentBooks
+    block: int
+    key: BlockKey
+    size_bytes: int
+    replaces: SsdEntry | None = None
+    is_cancelled: bool = False
+    is_open: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class SsdRead:
+    """The right to read one record, for a client or to relocate it; end it exactly once."""
+
+    entry: SsdEntry
+    relocates: bool = False
+    is_open: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bury:
+    """Write a tombstone record at ``block``; answer with :meth:`SsdTier.bury_end`.
+
+    ``targets`` are the segments that hold the deleted records.
+    """
+
+    segment: SegmentBooks
+    block: int
+    keys: tuple[BlockKey, ...]
+    targets: frozenset[SegmentBooks]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seal:
+    """Write the footer at ``end_block`` and make the segment durable; answer with :meth:`SsdTier.seal_end`."""
+
+    segment: SegmentBooks
+    end_block: int
+    rows: Sequence[Row]
+    tombstones: Sequence[BlockKey]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Relocate:
+    """Read an entry and append it anew; answer with :meth:`SsdTier.relocate_end`, whatever came of it."""
+
+    entry: SsdEntry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DropSegment:
+    """Remove a segment's file; answer with :meth:`SsdTier.drop_end`."""
+
+    segment: SegmentBooks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DestroyKey:
+    """Destroy a partition's data key (I12); its folder follows when its last segment is gone. No answer."""
+
+    partition: SsdPartition
+
+
+SsdAction: TypeAlias = Bury | Seal | Relocate | DropSegment | DestroyKey

@@ -1,0 +1,287 @@
+"""Segments of the SSD tier and their books: where a record goes, what makes room for it, how a segment ends.
+
+The log knows tenants, budgets and segments, and nothing about policies or requests; each of its methods keeps books,
+index and actions in step, so that the invariants hold between any two calls (I8).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from dataplane.core.segments import BLOCK_BYTES, TOMBSTONES_MAX, SegmentNumber, footer_blocks, record_blocks
+from dataplane.core.ssd_books import (
+    Append,
+    Bury,
+    DestroyKey,
+    DropSegment,
+    Relocate,
+    Seal,
+    SegmentBooks,
+    SegmentState,
+    SsdAction,
+    SsdEntry,
+    SsdPartition,
+    TenantSsd,
+)
+from dataplane.core.ssd_victims import choose_segments, oldest_first
+from dataplane.core.token_bucket import TokenBucket
+from saltern.keys import BlockKey
+from saltern.names import TenantId
+
+MIB: Final = 1024 * 1024
+SEGMENT_MAX_BYTES: Final = 64 * MIB
+SEGMENT_MIN_BYTES: Final = 256 * 1024
+#: A tenant's limit is cut into about this many segments: what one reclaim gives back.
+SEGMENTS_PER_LIMIT: Final = 16
+#: From here on a tenant's oldest segments are reclaimed, so that the next record finds room at once.
+_SOFT_PERCENT: Final = 90
+
+
+class SegmentLog:
+    """Segments, books and reclaim of one node's SSD tier.
+
+    Args:
+        capacity_bytes: what all tenants together may have on disk.
+        write_bytes_per_s: how fast one tenant may write (flash wear); 0 for no bound.
+        segment_min_bytes: no segment is planned smaller, however low the tenant's limit.
+
+    Attributes:
+        actions: to be taken from the left and done in order.
+        is_writable: set by the shell; while it is False nothing is admitted, and reads go on.
+        on_action: called after an action was added; it must not call back into the tier.
+    """
+
+    def __init__(
+        self, capacity_bytes: int, *, write_bytes_per_s: int = 0, segment_min_bytes: int = SEGMENT_MIN_BYTES
+    ) -> None:
+        self.capacity_bytes: Final = capacity_bytes & -BLOCK_BYTES
+        self.used_bytes = 0
+        self.leaving_bytes = 0
+        #: Bytes in the folder that no tenant can use: files of another version, or under another node's key.
+        self.unusable_bytes = 0
+        self.tenants: Final[dict[TenantId, TenantSsd]] = {}
+        self.actions: Final[deque[SsdAction]] = deque()
+        self.is_writable = True
+        self.on_action: Callable[[], None] | None = None
+        self._write_bytes_per_s = write_bytes_per_s
+        self._segment_min_bytes = segment_min_bytes
+        self._next_number = 1
+
+    def _ask(self, action: SsdAction) -> None:
+        self.actions.append(action)
+        if self.on_action is not None:
+            self.on_action()
+
+    def _owner(self, tenant: TenantId) -> TenantSsd:
+        owner = self.tenants.get(tenant)
+        if owner is None:
+            rate = self._write_bytes_per_s
+            owner = self.tenants[tenant] = TenantSsd(tenant, TokenBucket(rate, max(rate, SEGMENT_MAX_BYTES)))
+        return owner
+
+    def _number(self) -> SegmentNumber:
+        number = self._next_number
+        self._next_number += 1
+        return SegmentNumber(number)
+
+    def _charge(self, owner: TenantSsd, change_bytes: int) -> None:
+        owner.used_bytes += change_bytes
+        self.used_bytes += change_bytes
+
+    def _admit(
+        self, partition: SsdPartition, key: BlockKey, size_bytes: int, *, replaces: SsdEntry | None = None
+    ) -> Append | None:
+        blocks = record_blocks(size_bytes)
+        segment = self._segment_with_room(partition, blocks, rows=1, tombstones=0)
+        if segment is None:
+            return None
+        append = Append(segment, segment.next_block, key, size_bytes, replaces)
+        before_bytes = segment.charged_bytes
+        segment.next_block += blocks
+        segment.row_count += 1
+        segment.writers += 1
+        self._charge(partition.owner, segment.charged_bytes - before_bytes)
+        partition.writing[key] = append
+        return append
+
+    def _segment_with_room(
+        self, partition: SsdPartition, blocks: int, *, rows: int, tombstones: int
+    ) -> SegmentBooks | None:
+        """The open segment, or a new one, that ``blocks`` are certain to fit within limit and capacity (I4)."""
+        owner = partition.owner
+        planned_bytes = max(owner.quota.limit_bytes // SEGMENTS_PER_LIMIT, self._segment_min_bytes)
+        segment_bytes = min(planned_bytes, SEGMENT_MAX_BYTES)
+        for _ in range(2):
+            segment = partition.open_segment
+            if segment is not None and segment.next_block > 1:
+                segment = None if (segment.next_block + blocks) * BLOCK_BYTES > segment_bytes else segment
+            if segment is None:
+                need_bytes = (1 + blocks + footer_blocks(rows, tombstones)) * BLOCK_BYTES
+            else:
+                footer = footer_blocks(segment.row_count + rows, len(segment.tombstones) + tombstones)
+                need_bytes = (segment.next_block + blocks + footer) * BLOCK_BYTES - segment.charged_bytes
+            if not self._make_room(owner, need_bytes):
+                return None
+            if segment is None:
+                return self._open_segment(partition)
+            if segment is partition.open_segment:
+                return segment
+        return None  # making room cost the open segment itself, twice
+
+    def _open_segment(self, partition: SsdPartition) -> SegmentBooks:
+        if partition.open_segment is not None:
+            self._retire(partition)
+        segment = SegmentBooks(self._number(), partition)
+        partition.open_segment = partition.owner.segments[segment.number] = segment
+        self._charge(partition.owner, segment.charged_bytes)
+        return segment
+
+    def _make_room(self, owner: TenantSsd, need_bytes: int) -> bool:
+        """Whether ``need_bytes`` fit limit and capacity now; begins to reclaim what the next ones will need."""
+        limit_bytes = owner.quota.limit_bytes
+        self._reclaim(owner, limit_bytes * _SOFT_PERCENT // 100 - need_bytes)
+        usable_bytes = self.capacity_bytes - self.unusable_bytes
+        excess_bytes = self.used_bytes - self.leaving_bytes + need_bytes - usable_bytes * _SOFT_PERCENT // 100
+        if excess_bytes > 0:
+            is_full = self.used_bytes - self.leaving_bytes + need_bytes > usable_bytes
+            for segment in choose_segments(owner, self.tenants.values(), need_bytes, excess_bytes, is_full=is_full):
+                self._doom(segment)
+        return owner.used_bytes + need_bytes <= limit_bytes and self.used_bytes + need_bytes <= usable_bytes
+
+    def _reclaim(self, owner: TenantSsd, target_bytes: int) -> None:
+        """Let the oldest segments go, one after the other, until what stays is at most ``target_bytes``."""
+        while owner.used_bytes - owner.leaving_bytes > target_bytes:
+            segment = next(oldest_first(owner), None)
+            if segment is None:
+                return
+            headroom_bytes = (owner.quota.limit_bytes - owner.used_bytes) // 2
+            hot = []
+            for entry in segment.live_entries() if segment.state is SegmentState.SEALED else ():
+                if entry.is_hot and entry.record_bytes <= headroom_bytes:
+                    headroom_bytes -= entry.record_bytes
+                    hot.append(entry)
+            if not hot:
+                self._doom(segment)
+                continue
+            self._leave(segment, SegmentState.RECLAIMING)
+            segment.relocating = len(hot)
+            for entry in hot:
+                self._ask(Relocate(entry))
+
+    def _shrink(self, owner: TenantSsd, limit_bytes: int) -> None:
+        """A lower limit: oldest segments go at once, whatever is hot in them (I4)."""
+        while owner.used_bytes - owner.leaving_bytes > limit_bytes:
+            segment = next(oldest_first(owner), None)
+            if segment is None:
+                return
+            self._doom(segment)
+
+    def _leave(self, segment: SegmentBooks, state: SegmentState) -> None:
+        if segment.partition.open_segment is segment:
+            segment.partition.open_segment = None
+        if not segment.is_leaving:
+            segment.partition.owner.leaving_bytes += segment.charged_bytes
+            self.leaving_bytes += segment.charged_bytes
+        segment.state = state
+
+    def _doom(self, segment: SegmentBooks) -> None:
+        """Nothing in it can be found any more; its file goes as soon as nobody uses it."""
+        if segment.state in (SegmentState.DOOMED, SegmentState.DROPPING):
+            return
+        self._leave(segment, SegmentState.DOOMED)
+        for entry in segment.live_entries():
+            segment.partition.owner.counters.evictions += 1
+            self._lose(entry)
+        self._settle(segment)
+
+    def _lose(self, entry: SsdEntry) -> None:
+        del entry.segment.partition.entries[entry.key]
+        entry.segment.live_bytes -= entry.record_bytes
+
+    def _settle(self, segment: SegmentBooks) -> None:
+        """Do what a segment may be waiting for."""
+        if not segment.is_idle:
+            return
+        if segment.state is SegmentState.SEALING:
+            self._ask_for_footer(segment)
+        elif segment.live_bytes or self._is_needed(segment):
+            return
+        elif segment.state in (SegmentState.SEALED, SegmentState.CLOSED):
+            self._doom(segment)
+        elif segment.state is SegmentState.DOOMED:
+            segment.state = SegmentState.DROPPING
+            self._ask(DropSegment(segment))
+
+    @staticmethod
+    def _is_needed(segment: SegmentBooks) -> bool:
+        """A tombstone outlives what it declares deleted, or a crash between the two would bring that back."""
+        if not segment.tombstones:
+            return False
+        partition = segment.partition
+        return any(
+            other.number < segment.number and other.partition is partition
+            for other in partition.owner.segments.values()
+        )
+
+    def _retire(self, partition: SsdPartition) -> None:
+        """No more records for the open segment; its footer follows when the last one is on disk."""
+        segment, partition.open_segment = partition.open_segment, None
+        assert segment is not None
+        segment.state = SegmentState.SEALING
+        self._settle(segment)
+
+    def _close(self, segment: SegmentBooks) -> None:
+        if segment.partition.open_segment is segment:
+            segment.partition.open_segment = None
+        if segment.state in (SegmentState.OPEN, SegmentState.SEALING):
+            segment.state = SegmentState.CLOSED
+
+    def _ask_for_footer(self, segment: SegmentBooks) -> None:
+        live = segment.live_entries()
+        if not live and not segment.tombstones:
+            self._doom(segment)
+            return
+        segment.state = SegmentState.SEALING
+        segment.writers += 1
+        rows = [(entry.key, entry.block, entry.size_bytes) for entry in live]
+        self._ask(Seal(segment, segment.next_block, rows, tuple(segment.tombstones)))
+
+    def _bury(self, partition: SsdPartition, graves: list[tuple[BlockKey, SegmentBooks]]) -> None:
+        """Write tombstones for keys whose records, in the segments given, are still on disk."""
+        owner = partition.owner
+        if partition is not owner.partitions.get((partition.namespace_uid, partition.epoch)):
+            return  # its key is destroyed: nothing of it can come back
+        graves = [(key, target) for key, target in graves if target.state is not SegmentState.DROPPING]
+        for start in range(0, len(graves), TOMBSTONES_MAX):
+            batch = graves[start : start + TOMBSTONES_MAX]
+            keys, targets = tuple(key for key, _ in batch), frozenset(target for _, target in batch)
+            segment = self._segment_with_room(partition, 1, rows=0, tombstones=len(batch)) if self.is_writable else None
+            if segment is None:
+                for target in targets:
+                    self._doom(target)
+                continue
+            before_bytes = segment.charged_bytes
+            block = segment.next_block
+            segment.next_block += 1
+            segment.tombstones += keys
+            segment.writers += 1
+            self._charge(owner, segment.charged_bytes - before_bytes)
+            self._ask(Bury(segment, block, keys, targets))
+
+    def _destroy(self, partition: SsdPartition) -> None:
+        """I12: unreachable now; the key goes before the first byte does."""
+        owner = partition.owner
+        del owner.partitions[partition.namespace_uid, partition.epoch]
+        self._ask(DestroyKey(partition))
+        for append in partition.writing.values():
+            append.is_cancelled = True
+        partition.writing.clear()
+        for segment in [other for other in owner.segments.values() if other.partition is partition]:
+            segment.tombstones.clear()
+            self._doom(segment)
+
+    def _forget_if_empty(self, owner: TenantSsd) -> None:
+        if not owner.in_policy and not owner.segments and not owner.partitions:
+            self.tenants.pop(owner.tenant, None)

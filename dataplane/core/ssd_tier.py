@@ -1,0 +1,354 @@
+"""The SSD tier of one node as a state machine: admissions and completions in, places and actions out; no I/O.
+
+::
+
+    append_start --> [record is written at append.block of append.segment] --> append_end
+    read_start   --> [record is read and verified]                         --> read_end
+    actions: what the shell must do in this order; each says how to answer it
+
+The shell performs everything that changes files strictly in the order in which it was handed out: a file is dropped
+only after every record admitted to it has been answered, and a footer is asked for only when all its records are on
+disk.
+
+Rules upheld here: I2 (an index is reached only through a Partition), I4 (charged before it is written, credited when
+the file is gone), I5 (whose segments go), I7 (an entry is found only after its record was written), I8 and I12 (keys
+are destroyed before files).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from dataplane.core.partition import Partition
+from dataplane.core.segments import (
+    BLOCK_BYTES,
+    FIXED_BLOCKS,
+    Row,
+    SegmentNumber,
+    record_blocks,
+)
+from dataplane.core.ssd_books import (
+    NO_QUOTA,
+    Append,
+    Bury,
+    DropSegment,
+    Relocate,
+    Seal,
+    SegmentBooks,
+    SegmentState,
+    SsdEntry,
+    SsdPartition,
+    SsdRead,
+)
+from dataplane.core.ssd_log import SegmentLog
+from dataplane.core.usage import SsdUsage
+from saltern.errors import InternalError
+from saltern.keys import BlockKey
+from saltern.names import TenantId
+from tenants.policy import NodePolicy
+from tenants.quota import Tier, check_reservations
+
+
+class SsdTier(SegmentLog):
+    """What core and shell ask of the log of segments; see :class:`dataplane.core.ssd_log.SegmentLog`."""
+
+    # ---- policy
+
+    def check_policy(self, policy: NodePolicy) -> None:
+        """Raises FailedPreconditionError (RESERVATIONS_ABOVE_CAPACITY) if its SSD reservations do not fit (I5)."""
+        quotas = (rules.tiers.get(Tier.SSD, NO_QUOTA) for rules in policy.tenants.values())
+        check_reservations((quota.reserved_bytes for quota in quotas), self.capacity_bytes, Tier.SSD)
+
+    def apply_policy(self, policy: NodePolicy) -> None:
+        """Follow a policy that was checked: what it does not name is unreachable and its key destroyed first (I12)."""
+        for tenant, owner in list(self.tenants.items()):
+            if tenant not in policy.tenants:
+                owner.in_policy, owner.quota = False, NO_QUOTA
+                for partition in list(owner.partitions.values()):
+                    self._destroy(partition)
+                self._forget_if_empty(owner)
+        for tenant, rules in policy.tenants.items():
+            owner = self._owner(tenant)
+            owner.in_policy = True
+            owner.quota = rules.tiers.get(Tier.SSD, NO_QUOTA)
+            live = {(space.uid, epoch) for space in rules.namespaces.values() for epoch in space.epochs}
+            for identity, partition in list(owner.partitions.items()):
+                if identity not in live:
+                    self._destroy(partition)
+            self._shrink(owner, owner.quota.limit_bytes)
+
+    # ---- writing
+
+    def append_start(
+        self,
+        partition: Partition,
+        key: BlockKey,
+        size_bytes: int,
+        now_ns: int,
+    ) -> Append | None:
+        """Admit an entry that DRAM gives up; None if it is there already or cannot be taken, which is counted."""
+        owner = self.tenants.get(partition.tenant)
+        if owner is None or not owner.quota.limit_bytes:
+            return None
+        books = owner.partitions.get((partition.namespace_uid, partition.epoch))
+        if books is not None and (key in books.entries or key in books.writing):
+            return None
+        record_bytes = record_blocks(size_bytes) * BLOCK_BYTES
+        if (
+            not self.is_writable
+            or record_bytes + FIXED_BLOCKS * BLOCK_BYTES > min(owner.quota.limit_bytes, self.capacity_bytes)
+            or not owner.bucket.take(record_bytes, now_ns)
+        ):
+            owner.counters.demotions_dropped += 1
+            return None
+        if books is None:
+            books = SsdPartition(owner, self._number(), partition.namespace_uid, partition.epoch)
+            owner.partitions[books.namespace_uid, books.epoch] = books
+        append = self._admit(books, key, size_bytes)
+        if append is None:
+            owner.counters.demotions_dropped += 1
+        return append
+
+    def append_end(self, append: Append, *, written: bool) -> None:
+        """Say whether a record is on disk; only then can its entry be found (I7)."""
+        if not append.is_open:
+            raise InternalError("an append was ended twice", reason="APPEND_REUSED")
+        append.is_open = False
+        segment = append.segment
+        partition = segment.partition
+        counters = partition.owner.counters
+        segment.writers -= 1
+        if partition.writing.get(append.key) is append:
+            del partition.writing[append.key]
+        replaced = append.replaces
+        if not written:
+            # Its blocks may hold half a record: they are not written again (nonces), and the segment is over.
+            self._close(segment)
+            counters.demotions_dropped += replaced is None
+        elif append.is_cancelled or (replaced is not None and not replaced.is_alive):
+            self._bury(partition, [(append.key, segment)])
+        elif segment.is_leaving:
+            counters.demotions_dropped += replaced is None
+        else:
+            entry = SsdEntry(append.key, segment, append.block, append.size_bytes)
+            if replaced is not None:
+                self._lose(replaced)
+                counters.relocations += 1
+            else:
+                counters.demotions += 1
+                counters.demoted_bytes += append.size_bytes
+            partition.entries[append.key] = entry
+            segment.entries.append(entry)
+            segment.live_bytes += entry.record_bytes
+        self._settle(segment)
+
+    # ---- reading
+
+    def index(self, partition: Partition) -> SsdPartition | None:
+        """What a partition has on SSD; the caller has checked that the policy opens it (I2)."""
+        owner = self.tenants.get(partition.tenant)
+        return None if owner is None else owner.partitions.get((partition.namespace_uid, partition.epoch))
+
+    def find(self, partition: Partition, key: BlockKey) -> SsdEntry | None:
+        books = self.index(partition)
+        return None if books is None else books.entries.get(key)
+
+    def read_start(self, entry: SsdEntry, *, relocates: bool = False) -> SsdRead:
+        """Hold an entry's file until :meth:`read_end`."""
+        entry.segment.readers += 1
+        entry.is_hot = True
+        return SsdRead(entry, relocates)
+
+    def read_end(self, read: SsdRead, *, intact: bool) -> bool:
+        """Give a read back; return whether its entry may be served: it is whole, and still there (I7, I12)."""
+        if not read.is_open:
+            raise InternalError("a read was ended twice", reason="READ_REUSED")
+        read.is_open = False
+        entry = read.entry
+        is_alive = entry.is_alive
+        entry.segment.readers -= 1
+        counters = entry.segment.partition.owner.counters
+        if not intact:
+            counters.read_failures += 1
+            if is_alive:
+                self._lose(entry)
+        elif is_alive and not read.relocates:
+            counters.reads += 1
+            counters.read_bytes += entry.size_bytes
+        self._settle(entry.segment)
+        return intact and is_alive
+
+    # ---- removal
+
+    def delete(self, partition: Partition, keys: Iterable[BlockKey]) -> set[BlockKey]:
+        """Remove entries, those on their way too; return which were there. Tombstones keep them from coming back."""
+        books = self.index(partition)
+        if books is None:
+            return set()
+        found: set[BlockKey] = set()
+        graves = []
+        for key in keys:
+            entry, append = books.entries.get(key), books.writing.get(key)
+            if entry is not None:
+                graves.append((key, entry.segment))
+                self._lose(entry)
+                self._settle(entry.segment)
+                found.add(key)
+            if append is not None and not append.is_cancelled:
+                append.is_cancelled = True  # and stays in the way of another record of the key until it has ended
+                found.add(key)
+        self._bury(books, graves)
+        return found
+
+    def outdate(self, partition: Partition, key: BlockKey) -> bool:
+        """A client puts ``key``: True if it is here already; a record on its way is given up for the client's bytes."""
+        books = self.index(partition)
+        if books is None:
+            return False
+        if key in books.entries:
+            return True
+        append = books.writing.get(key)
+        if append is not None:
+            append.is_cancelled = True
+        return False
+
+    # ---- answers to actions
+
+    def bury_end(self, bury: Bury, *, written: bool) -> None:
+        bury.segment.writers -= 1
+        if not written:
+            self._close(bury.segment)
+            # I12: rather lose whole segments than let a deleted entry come back.
+            for target in bury.targets:
+                self._doom(target)
+        self._settle(bury.segment)
+
+    def seal_end(self, seal: Seal, *, written: bool) -> None:
+        segment = seal.segment
+        segment.writers -= 1
+        if written:
+            # The footer lists what was alive; what was set aside for it and not needed is credited.
+            before_bytes = segment.charged_bytes
+            segment.row_count = len(seal.rows)
+            self._charge(segment.partition.owner, segment.charged_bytes - before_bytes)
+            if segment.is_leaving:
+                segment.partition.owner.leaving_bytes += segment.charged_bytes - before_bytes
+                self.leaving_bytes += segment.charged_bytes - before_bytes
+        if segment.state is SegmentState.SEALING:
+            segment.state = SegmentState.SEALED if written else SegmentState.CLOSED
+        self._settle(segment)
+
+    def relocate_end(self, relocate: Relocate) -> None:
+        segment = relocate.entry.segment
+        segment.relocating -= 1
+        if segment.state is SegmentState.RECLAIMING and not segment.relocating:
+            self._doom(segment)
+
+    def relocate_append(self, relocate: Relocate, now_ns: int) -> Append | None:
+        """Admit the new copy of an entry that has been read; None if there is no room or it is gone."""
+        entry = relocate.entry
+        partition = entry.segment.partition
+        if not entry.is_alive or not self.is_writable or not partition.owner.bucket.take(entry.record_bytes, now_ns):
+            return None
+        entry.is_hot = False
+        return self._admit(partition, entry.key, entry.size_bytes, replaces=entry)
+
+    def drop_end(self, drop: DropSegment, *, removed: bool) -> None:
+        """The file is gone and no longer charged; or it could not be removed, and stays charged (I8)."""
+        segment = drop.segment
+        owner = segment.partition.owner
+        if not removed:
+            segment.state = SegmentState.DOOMED  # tried again when something else of the tenant is dropped
+            return
+        del owner.segments[segment.number]
+        charged_bytes = segment.charged_bytes
+        self._charge(owner, -charged_bytes)
+        owner.leaving_bytes -= charged_bytes
+        self.leaving_bytes -= charged_bytes
+        for waiting in list(owner.segments.values()):
+            if waiting.tombstones or waiting.state is SegmentState.DOOMED:
+                self._settle(waiting)
+        self._forget_if_empty(owner)
+
+    def seal_all(self) -> None:
+        """Ask for the footer of every open segment: before a clean stop, so that the next start is quick."""
+        for owner in self.tenants.values():
+            for partition in owner.partitions.values():
+                if partition.open_segment is not None:
+                    self._retire(partition)
+
+    # ---- recovery
+
+    def adopt_partition(self, tenant: TenantId, number: SegmentNumber, namespace_uid: str, epoch: int) -> SsdPartition:
+        """Take over a partition found on disk. A tenant that no policy has named yet keeps what it has."""
+        owner = self._owner(tenant)
+        partition = SsdPartition(owner, number, namespace_uid, epoch)
+        self._next_number = max(self._next_number, number + 1)
+        owner.partitions[namespace_uid, epoch] = partition
+        return partition
+
+    def skip_numbers(self, highest: int) -> None:
+        """Give no number up to ``highest``: something that cannot be used has it."""
+        self._next_number = max(self._next_number, highest + 1)
+
+    def adopt_segment(
+        self,
+        partition: SsdPartition,
+        number: SegmentNumber,
+        end_block: int,
+        rows: Iterable[Row],
+        tombstones: Iterable[BlockKey],
+        *,
+        is_sealed: bool,
+    ) -> SegmentBooks:
+        """Take over a segment; call it in ascending order of numbers, then :meth:`adopt_end`. Later records win.
+
+        Args:
+            end_block: where its records end.
+            rows, tombstones: see :class:`dataplane.core.segments.Footer`.
+        """
+        self._next_number = max(self._next_number, number + 1)
+        state = SegmentState.SEALED if is_sealed else SegmentState.CLOSED
+        segment = SegmentBooks(number, partition, state, end_block, tombstones=list(tombstones))
+        index, entries = partition.entries, segment.entries
+        for key in segment.tombstones:
+            if key in index:
+                self._lose(index[key])
+        for key, block, size_bytes in rows:
+            older = index.get(key)
+            if older is not None:
+                older.segment.live_bytes -= older.record_bytes
+            index[key] = entry = SsdEntry(key, segment, block, size_bytes)
+            entries.append(entry)
+            segment.live_bytes += entry.record_bytes
+        segment.row_count = len(entries)
+        partition.owner.segments[number] = segment
+        self._charge(partition.owner, segment.charged_bytes)
+        return segment
+
+    def adopt_end(self) -> None:
+        """Let go of segments in which nothing is left, and have the others sealed."""
+        for owner in list(self.tenants.values()):
+            for segment in list(owner.segments.values()):
+                if segment.state is SegmentState.CLOSED and (segment.live_bytes or self._is_needed(segment)):
+                    self._ask_for_footer(segment)
+                self._settle(segment)
+
+    # ---- what is there
+
+    def usage(self, tenant: TenantId) -> SsdUsage | None:
+        """Books and counters of one tenant; None if the tier does not know it."""
+        owner = self.tenants.get(tenant)
+        if owner is None:
+            return None
+        return SsdUsage(
+            reserved_bytes=owner.quota.reserved_bytes,
+            limit_bytes=owner.quota.limit_bytes,
+            used_bytes=owner.used_bytes,
+            leaving_bytes=owner.leaving_bytes,
+            live_bytes=sum(segment.live_bytes for segment in owner.segments.values()),
+            entries=sum(len(partition.entries) for partition in owner.partitions.values()),
+            segments=len(owner.segments),
+            counters=replace(owner.counters),
+        )
