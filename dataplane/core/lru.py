@@ -33,6 +33,12 @@ class LruOrder:
         entry.colder, entry.warmer = warmest, root
         warmest.warmer = root.colder = entry
 
+    def refresh(self, entry: Entry) -> None:
+        self.touch(entry)
+
+    def evict(self, entry: Entry) -> None:
+        self.remove(entry)
+
     def remove(self, entry: Entry) -> None:
         colder, warmer = entry.colder, entry.warmer
         colder.warmer, warmer.colder = warmer, colder
