@@ -16,6 +16,8 @@ import click
 import structlog
 
 from dataplane.control_client import ControlClient, Registration
+from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
+from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from dataplane.log import configure_logging
 from dataplane.node import Node, NodeEndpoints, raise_descriptor_limit
 from dataplane.settings import NodeSettings, parse_mode
@@ -50,6 +52,20 @@ FIRST_POLICY_S: Final = 15.0
 )
 @click.option("--shm-mode", envvar="SALTERN_NODE_SHM_MODE", default="0600", help="Permissions of that socket, octal.")
 @click.option("--dram-bytes", envvar="SALTERN_NODE_DRAM_BYTES", default="1GiB", metavar="SIZE", help="Cache memory.")
+@click.option(
+    "--eviction",
+    envvar="SALTERN_NODE_EVICTION",
+    type=click.Choice([order.value for order in Eviction]),
+    default=DEFAULT_EVICTION.value,
+    help="Which of a tenant's entries leave first.",
+)
+@click.option(
+    "--reservations",
+    envvar="SALTERN_NODE_RESERVATIONS",
+    type=click.Choice([rule.value for rule in Reservations]),
+    default=DEFAULT_RESERVATIONS.value,
+    help="Protect all that a tenant reserved, or only what earns it hits and lend the rest.",
+)
 @click.option(
     "--state-dir",
     envvar="SALTERN_NODE_STATE_DIR",
@@ -90,6 +106,8 @@ def serve_node(
     shm_path: Path | None,
     shm_mode: str,
     dram_bytes: str,
+    eviction: str,
+    reservations: str,
     state_dir: Path,
     prefault: bool,
     allow_plaintext: bool,
@@ -105,6 +123,8 @@ def serve_node(
         dram_bytes=parse_size(dram_bytes, what="--dram-bytes"),
         shm_path=shm_path or state_dir / "node.sock",
         shm_mode=parse_mode(shm_mode),
+        eviction=Eviction(eviction),
+        reservations=Reservations(reservations),
         prefault=prefault,
         allow_plaintext=allow_plaintext,
         advertise_host=advertise_host,

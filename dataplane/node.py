@@ -62,7 +62,7 @@ class Node:
         self.settings: Final = settings
         clock = clock or Clock()
         self._arena = Arena(settings.dram_bytes, prefault=settings.prefault)
-        self._core = CacheCore(settings.dram_bytes)
+        self._core = CacheCore(settings.dram_bytes, eviction=settings.eviction, reservations=settings.reservations)
         self._state = NodeState(
             identity=NodeIdentity(settings.node_id, secrets.token_hex(16)),
             blocks=Blocks(self._core, self._arena, clock),
