@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from saltern.keys import BlockKey
-from saltern.traces import read_trace
 
 #: Name: (file, tokens of a block). ``weka_sample`` and ``mt_sample`` are called as in golden_hit_rates.json.
 FILES: Final = {
@@ -59,8 +58,7 @@ def load(folder: Path, name: str) -> ReplayTrace:
     if name == "weka_every_8th":
         return _dense(8 * _WEKA_BLOCK_TOKENS, _weka(folder / WEKA_FILE, 8))
     file, block_tokens = FILES[name]
-    requests = read_trace(folder / file, block_tokens=block_tokens)
-    return _dense(block_tokens, ((r.tenant, r.input_tokens, [(r.tenant, b) for b in r.block_ids]) for r in requests))
+    return _dense(block_tokens, _mooncake(folder / file))
 
 
 def _dense(block_tokens: int, requests: Iterable[tuple[str, int, list[Any]]]) -> ReplayTrace:
@@ -70,6 +68,14 @@ def _dense(block_tokens: int, requests: Iterable[tuple[str, int, list[Any]]]) ->
         for tenant, tokens, blocks in requests
     ]
     return ReplayTrace(block_tokens, len(numbers), made)
+
+
+def _mooncake(path: Path) -> Iterable[tuple[str, int, list[Any]]]:
+    """The Mooncake form; prompts shorter than a block are kept  too: they count as misses."""
+    with gzip.open(path, "rt") as lines:
+        for request in map(json.loads, lines):
+            tenant = request.get("tenant", "")
+            yield tenant, request["input_length"], [(tenant, block) for block in request["hash_ids"]]
 
 
 def _weka(path: Path, every: int) -> list[tuple[str, int, list[Any]]]:

@@ -442,6 +442,6 @@ class EarningMachine(CacheMachine):
 TestCacheAgainstModel = CacheMachine.TestCase
 TestCacheAgainstModel.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
 TestDefaultOrderAgainstModel = DefaultOrderMachine.TestCase
-TestDefaultOrderAgainstModel.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestDefaultOrderAgainstModel.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestEarningAgainstModel = EarningMachine.TestCase
 TestEarningAgainstModel.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
