@@ -18,7 +18,7 @@ the weight from ghost hits, makes the borderline with LRU smooth. It contains no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, cast
 
 from dataplane.core.entry import Entry
 from dataplane.core.ghosts import GhostTable
@@ -91,19 +91,17 @@ class TwoQueueOrder:
         """The coldest first, by weighted age; integers only, so every machine chooses alike."""
         now_ns, hits = self._now_ns, self._hits
         pressed = min(hits + _GHOST_WEIGHT * self._ghost_hits, _PRESSURE_MAX * hits)
-        new, proven = iter(self._new), iter(self._proven)
-        newest, dearest = next(new, None), next(proven, None)
-        while newest is not None or dearest is not None:
-            if dearest is None or (
-                newest is not None
-                and _is_colder(now_ns - newest.touched_ns, now_ns - dearest.touched_ns, pressed, hits)
+        new_end, proven_end = self._new.root, self._proven.root
+        new, proven = cast("Entry", new_end.warmer), cast("Entry", proven_end.warmer)
+        while new is not new_end or proven is not proven_end:
+            if proven is proven_end or (
+                new is not new_end and _is_colder(now_ns - new.touched_ns, now_ns - proven.touched_ns, pressed, hits)
             ):
-                assert newest is not None
-                yield newest
-                newest = next(new, None)
+                yield new
+                new = cast("Entry", new.warmer)
             else:
-                yield dearest
-                dearest = next(proven, None)
+                yield proven
+                proven = cast("Entry", proven.warmer)
 
     def _age_counters(self) -> None:
         """Halve the counts when they cover as many uses as there are entries, so that the pressure follows the load."""
