@@ -16,6 +16,8 @@ import click
 import structlog
 
 from dataplane.control_client import ControlClient, Registration
+from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
+from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from dataplane.log import configure_logging
 from dataplane.node import Node, NodeEndpoints, raise_descriptor_limit
 from dataplane.settings import NodeSettings, SsdSettings, parse_mode
@@ -65,6 +67,20 @@ FIRST_POLICY_S: Final = 15.0
     help="What one tenant may write to SSD in a second. [default: no bound]",
 )
 @click.option(
+    "--eviction",
+    envvar="SALTERN_NODE_EVICTION",
+    type=click.Choice([order.value for order in Eviction]),
+    default=DEFAULT_EVICTION.value,
+    help="Which of a tenant's entries leave first.",
+)
+@click.option(
+    "--reservations",
+    envvar="SALTERN_NODE_RESERVATIONS",
+    type=click.Choice([rule.value for rule in Reservations]),
+    default=DEFAULT_RESERVATIONS.value,
+    help="Protect all that a tenant reserved, or only what earns it hits and lend the rest.",
+)
+@click.option(
     "--state-dir",
     envvar="SALTERN_NODE_STATE_DIR",
     required=True,
@@ -107,6 +123,8 @@ def serve_node(
     ssd_dir: Path | None,
     ssd_bytes: str | None,
     ssd_write_bytes: str | None,
+    eviction: str,
+    reservations: str,
     state_dir: Path,
     prefault: bool,
     allow_plaintext: bool,
@@ -122,6 +140,8 @@ def serve_node(
         dram_bytes=parse_size(dram_bytes, what="--dram-bytes"),
         shm_path=shm_path or state_dir / "node.sock",
         shm_mode=parse_mode(shm_mode),
+        eviction=Eviction(eviction),
+        reservations=Reservations(reservations),
         prefault=prefault,
         allow_plaintext=allow_plaintext,
         ssd=_ssd_settings(ssd_dir, ssd_bytes, ssd_write_bytes, state_dir),

@@ -72,7 +72,9 @@ class Node:
         self._clock = clock
         ssd = settings.ssd
         self._tier = None if ssd is None else SsdTier(ssd.capacity_bytes, write_bytes_per_s=ssd.write_bytes_per_s)
-        self._core = CacheCore(settings.dram_bytes, ssd=self._tier)
+        self._core = CacheCore(
+            settings.dram_bytes, eviction=settings.eviction, reservations=settings.reservations, ssd=self._tier
+        )
         self._state = NodeState(
             identity=NodeIdentity(settings.node_id, secrets.token_hex(16)),
             blocks=Blocks(self._core, self._arena, clock),

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
+from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from saltern.endpoints import Endpoint, check_plaintext
 from saltern.errors import InvalidArgumentError
 from saltern.names import NodeId
@@ -89,6 +91,8 @@ class NodeSettings:
         shm_path: path of the unix socket of the shared-memory door; None for no such door.
         shm_mode: permission bits of that socket: who on the host may try a token.
         dram_bytes: length of the arena.
+        eviction: the order in which a tenant's entries leave.
+        reservations: what of a reservation nobody else may take (I5).
         prefault: take the arena's memory at start instead of at first use.
         allow_plaintext: permit listening on other than loopback addresses without TLS.
         advertise_host: name or address that clients reach this host by; the listen addresses' own if empty.
@@ -102,6 +106,8 @@ class NodeSettings:
     dram_bytes: int
     shm_path: Path | None = None
     shm_mode: int = 0o600
+    eviction: Eviction = DEFAULT_EVICTION
+    reservations: Reservations = DEFAULT_RESERVATIONS
     prefault: bool = True
     allow_plaintext: bool = False
     advertise_host: str = ""

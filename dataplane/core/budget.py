@@ -23,7 +23,9 @@ class TierBudget:
     ``size_bytes`` below is the length of an entry, ``extent_bytes`` the same rounded up to whole granules.
 
     Attributes:
-        reserved_bytes: nobody else takes this tenant's entries while it uses no more than this (I5).
+        reserved_bytes: what it may always use, whoever else holds those bytes now (I5).
+        protected_bytes: nobody else takes this tenant's entries while it uses no more than this (I5); the whole
+            reservation, or the part of it that the rule in force protects (:mod:`dataplane.core.reservations`).
         limit_bytes: ``used_bytes`` never grows past it (I4).
         weight: divides the age of its entries when victims are compared across tenants.
         used_bytes: everything charged, in whole granules.
@@ -33,6 +35,7 @@ class TierBudget:
     """
 
     reserved_bytes: int = 0
+    protected_bytes: int = 0
     limit_bytes: int = 0
     weight: int = 100
     used_bytes: int = 0
@@ -52,7 +55,7 @@ class TierBudget:
 
     def set_quota(self, quota: TierQuota) -> None:
         """Take over a new quota; what is held stays and may be above the new limit until it is evicted."""
-        self.reserved_bytes = quota.reserved_bytes
+        self.reserved_bytes = self.protected_bytes = quota.reserved_bytes
         self.limit_bytes = quota.limit_bytes
         self.weight = quota.weight
 

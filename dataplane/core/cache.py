@@ -17,25 +17,27 @@ I12 (what the policy no longer names is gone at once).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from dataplane.core import refusals
 from dataplane.core.admission import check_partition, epoch_not_available, namespace_not_available
+from dataplane.core.earning import EarningAccount
 from dataplane.core.entry import Entry, Pin, Promotion, PutRefused, PutTicket
-from dataplane.core.eviction import EvictionOrder
+from dataplane.core.eviction import DEFAULT_EVICTION, Eviction, new_order
 from dataplane.core.extents import round_up
 from dataplane.core.invariants import check_invariants
-from dataplane.core.lru import LruOrder
 from dataplane.core.partition import Partition
 from dataplane.core.pool import Pool
+from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from dataplane.core.ssd_invariants import check_ssd_invariants
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.tenant_cache import PartitionIndex, TenantCache
 from dataplane.core.usage import NodeUsage, PolicyApplied, TenantCounters, TenantUsage
 from saltern.errors import FailedPreconditionError, InternalError, PermissionDeniedError
 from saltern.keys import BlockKey
+from saltern.names import TenantId
 from tenants.policy import NodePolicy, TenantPolicy, TenantState
 from tenants.quota import Tier, TierQuota, check_reservations
 
@@ -50,7 +52,8 @@ class CacheCore:
 
     Args:
         capacity_bytes: length of the arena, rounded down to whole granules.
-        new_order: makes the eviction order of a tenant.
+        eviction: the order in which a tenant's entries leave.
+        reservations: what of a reservation nobody else may take (I5).
         ssd: the tier below; None for none.
     """
 
@@ -58,12 +61,14 @@ class CacheCore:
         self,
         capacity_bytes: int,
         *,
-        new_order: Callable[[], EvictionOrder] = LruOrder,
+        eviction: Eviction = DEFAULT_EVICTION,
+        reservations: Reservations = DEFAULT_RESERVATIONS,
         ssd: SsdTier | None = None,
     ) -> None:
         self._pool = Pool(capacity_bytes)
         self._open = self._pool.open
-        self._new_order = new_order
+        self._eviction = eviction
+        self._reservations = reservations
         self._policy = NodePolicy(version=0)
         self._ssd = ssd
 
@@ -103,16 +108,16 @@ class CacheCore:
         purged_entries = evicted_entries = 0
         for gone in [owner for tenant, owner in pool.tenants.items() if tenant not in policy.tenants]:
             gone.in_policy = False
-            gone.budget.set_quota(_NO_QUOTA)
+            gone.set_quota(_NO_QUOTA)
             purged_entries += sum(pool.purge(index) for index in list(gone.partitions.values()))
             pool.note_if_borrowing(gone)
             pool.forget_if_empty(gone)
         for tenant, rules in policy.tenants.items():
             owner = pool.tenants.get(tenant)
             if owner is None:
-                owner = pool.tenants[tenant] = TenantCache(tenant=tenant, order=self._new_order())
+                owner = pool.tenants[tenant] = self._new_tenant(tenant)
             owner.in_policy = True
-            owner.budget.set_quota(quotas[tenant])
+            owner.set_quota(quotas[tenant])
             purged_entries += self._apply_namespaces(owner, rules)
             evicted_entries += pool.evict_down_to_limit(owner)
             pool.note_if_borrowing(owner)
@@ -197,7 +202,8 @@ class CacheCore:
         index = self._open.get(partition) or self._open_index(partition)
         if index is None:
             return pins
-        find, touch, budget = index.entries.get, index.owner.order.touch, index.owner.budget
+        owner = index.owner
+        find, touch, budget = index.entries.get, owner.order.touch, owner.budget
         touched_ns = max(now_ns, self._pool.last_ns)
         hits = hit_bytes = 0
         for position in range(len(keys) - 1, -1, -1):
@@ -214,7 +220,11 @@ class CacheCore:
             hit_bytes += entry.size_bytes
             pins[position] = Pin(entry.offset, entry.size_bytes, entry.checksum, entry)
         self._pool.last_ns = touched_ns
-        counters = index.owner.counters
+        if owner.account is not None:
+            owner.account.looked_up(keys, pins)
+            budget.protected_bytes = owner.account.protected_bytes
+            self._pool.note_if_borrowing(owner)
+        counters = owner.counters
         counters.get_hits += hits
         if counts_misses:
             counters.get_misses += len(keys) - hits
@@ -261,12 +271,15 @@ class CacheCore:
         index = self._open.get(partition)
         if index is None:
             return
-        find, touch, advance = index.entries.get, index.owner.order.touch, self._pool.advance
+        owner = index.owner
+        find, refresh, advance = index.entries.get, owner.order.refresh, self._pool.advance
         for key in reversed(keys):
             entry = find(key)
             if entry is not None:
                 entry.touched_ns = advance(now_ns)
-                touch(entry)
+                refresh(entry)
+                if owner.account is not None:
+                    owner.account.refreshed(key)
 
     # ---- removal
 
@@ -282,6 +295,8 @@ class CacheCore:
             entry = index.entries.get(key)
             if entry is not None:
                 self._pool.remove(entry)
+                if index.owner.account is not None:
+                    index.owner.account.deleted(key)
             deleted += entry is not None or key in on_ssd
         return deleted
 
@@ -412,6 +427,10 @@ class CacheCore:
         if owner is not None:
             owner.counters.puts_refused += 1
         return PutRefused(check_partition(self._policy, partition) or namespace_not_available(partition.namespace))
+
+    def _new_tenant(self, tenant: TenantId) -> TenantCache:
+        account = EarningAccount() if self._reservations is Reservations.EARNING else None
+        return TenantCache(tenant=tenant, order=new_order(self._eviction), account=account)
 
     def _open_index(self, partition: Partition) -> PartitionIndex | None:
         """First use of a partition that the policy opens; None if it does not."""

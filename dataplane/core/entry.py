@@ -41,11 +41,23 @@ class Entry(Link):
     Attributes:
         size_bytes: length of the block; ``extent_bytes`` is what it occupies, in whole granules.
         checksum: XXH3-64 over the node's own copy, 0 until committed.
+        is_proven: of use to the eviction order alone (:mod:`dataplane.core.two_queue`).
         pins: readers that hold it; an entry with pins is neither evicted nor reused.
         touched_ns: last use; strictly increasing from touch to touch, so no two entries are equally old.
     """
 
-    __slots__ = ("checksum", "extent_bytes", "index", "key", "offset", "pins", "size_bytes", "state", "touched_ns")
+    __slots__ = (
+        "checksum",
+        "extent_bytes",
+        "index",
+        "is_proven",
+        "key",
+        "offset",
+        "pins",
+        "size_bytes",
+        "state",
+        "touched_ns",
+    )
 
     def __init__(
         self, key: BlockKey, index: PartitionIndex, offset: ArenaOffset, size_bytes: int, extent_bytes: int
@@ -58,6 +70,7 @@ class Entry(Link):
         self.state = EntryState.WRITING
         self.checksum = 0
         self.pins = 0
+        self.is_proven = False
         self.touched_ns = 0
 
 

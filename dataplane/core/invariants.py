@@ -19,8 +19,11 @@ def check_invariants(pool: Pool) -> None:
     entries = list(pool.detached)
     for tenant, owner in pool.tenants.items():
         entries += _check_tenant(tenant, owner, pool.detached)
-        if owner.budget.used_bytes > owner.budget.reserved_bytes:
-            assert pool.borrowers.get(tenant) is owner, "a tenant above its reservation is not among the borrowers"
+        budget = owner.budget
+        assert 0 <= budget.protected_bytes <= budget.reserved_bytes, "I5: protected beyond the reservation"
+        assert owner.account is not None or budget.protected_bytes == budget.reserved_bytes, "I5: strict is all of it"
+        if budget.used_bytes > budget.protected_bytes:
+            assert pool.borrowers.get(tenant) is owner, "a tenant above what is protected is not among the borrowers"
     _check_arena(entries, pool.extents)
 
 

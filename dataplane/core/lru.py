@@ -9,22 +9,26 @@ from dataplane.core.entry import Entry, Link
 
 
 class LruOrder:
-    """Entries of one tenant by last use, in a ring through the entries themselves; implements EvictionOrder."""
+    """Entries of one tenant by last use, in a ring through the entries themselves; implements EvictionOrder.
 
-    __slots__ = ("_root",)
+    Attributes:
+        root: where the ring begins and ends; ``root.warmer`` is the coldest entry, ``root.colder`` the warmest.
+    """
+
+    __slots__ = ("root",)
 
     def __init__(self) -> None:
-        self._root = root = Link()
-        root.colder = root.warmer = root  # root.warmer is the coldest entry, root.colder the warmest
+        self.root = root = Link()
+        root.colder = root.warmer = root
 
     def insert(self, entry: Entry) -> None:
-        root = self._root
+        root = self.root
         warmest = root.colder
         entry.colder, entry.warmer = warmest, root
         warmest.warmer = root.colder = entry
 
     def touch(self, entry: Entry) -> None:
-        root = self._root
+        root = self.root
         colder, warmer = entry.colder, entry.warmer
         if warmer is root:
             return
@@ -33,13 +37,19 @@ class LruOrder:
         entry.colder, entry.warmer = warmest, root
         warmest.warmer = root.colder = entry
 
+    def refresh(self, entry: Entry) -> None:
+        self.touch(entry)
+
+    def evict(self, entry: Entry) -> None:
+        self.remove(entry)
+
     def remove(self, entry: Entry) -> None:
         colder, warmer = entry.colder, entry.warmer
         colder.warmer, warmer.colder = warmer, colder
         del entry.colder, entry.warmer  # a removed entry keeps no neighbour alive
 
     def __iter__(self) -> Iterator[Entry]:
-        root = self._root
+        root = self.root
         link = root.warmer
         while link is not root:
             yield cast("Entry", link)

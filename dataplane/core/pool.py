@@ -25,7 +25,7 @@ class Pool:
     Attributes:
         tenants: every tenant that the policy names or that still holds bytes.
         open: partitions that the policy opens now, as far as they have been used.
-        borrowers: every tenant above its reservation; one that has fallen back is dropped at the next look.
+        borrowers: every tenant above what is protected of its own; one that fell back is dropped at the next look.
         detached: unreachable entries whose memory is still being read or written.
         last_ns: the latest time that a touch has had.
         demote: told of every entry that is evicted, while its bytes are still there; it must take them before it
@@ -70,7 +70,7 @@ class Pool:
             offset = self.extents.allocate(extent_bytes)
             assert offset is not None, "the victims were chosen to make one free extent"
         budget.begin(size_bytes, extent_bytes)
-        if budget.used_bytes > budget.reserved_bytes:
+        if budget.used_bytes > budget.protected_bytes:
             self.borrowers[owner.tenant] = owner
         entry = index.writing[key] = Entry(key, index, offset, size_bytes, extent_bytes)
         return entry
@@ -93,6 +93,8 @@ class Pool:
         index.entries[entry.key] = entry
         owner.order.insert(entry)
         owner.budget.commit(entry.size_bytes, entry.extent_bytes)
+        if owner.account is not None:
+            owner.account.stored(entry.key, entry.extent_bytes)
 
     def abort(self, entry: Entry) -> None:
         """End a put without an entry: only now is its memory certain not to be written any more (I7)."""
@@ -120,23 +122,18 @@ class Pool:
 
     def remove(self, entry: Entry) -> None:
         """Make a readable entry unreachable; its memory is free now, or when its last reader ends (I7)."""
-        index = entry.index
-        del index.entries[entry.key]
-        index.owner.order.remove(entry)
-        entry.state = EntryState.DETACHED
-        if entry.pins:
-            self.detached[entry] = None
-        else:
-            self._free(entry)
+        entry.index.owner.order.remove(entry)
+        self._detach(entry)
 
     def evict(self, entry: Entry) -> None:
         """Remove an entry that nobody holds, to make room."""
-        counters = entry.index.owner.counters
-        counters.evictions += 1
-        counters.evicted_bytes += entry.size_bytes
+        owner = entry.index.owner
+        owner.counters.evictions += 1
+        owner.counters.evicted_bytes += entry.size_bytes
         if self.demote is not None:
             self.demote(entry)
-        self.remove(entry)
+        owner.order.evict(entry)
+        self._detach(entry)
 
     def evict_down_to_limit(self, owner: TenantCache) -> int:
         """Evict own coldest entries until the limit is met (I4) or nothing more can go; return how many."""
@@ -169,8 +166,8 @@ class Pool:
         return purged_entries
 
     def note_if_borrowing(self, owner: TenantCache) -> None:
-        """Call after a quota has changed."""
-        if owner.budget.used_bytes > owner.budget.reserved_bytes:
+        """Call after what is protected of a tenant may have shrunk."""
+        if owner.budget.used_bytes > owner.budget.protected_bytes:
             self.borrowers[owner.tenant] = owner
 
     def forget_if_empty(self, owner: TenantCache) -> None:
@@ -179,6 +176,14 @@ class Pool:
             self.borrowers.pop(owner.tenant, None)
             self.tenants.pop(owner.tenant, None)
 
+    def _detach(self, entry: Entry) -> None:
+        del entry.index.entries[entry.key]
+        entry.state = EntryState.DETACHED
+        if entry.pins:
+            self.detached[entry] = None
+        else:
+            self._free(entry)
+
     def _free(self, entry: Entry) -> None:
         owner = entry.index.owner
         self.extents.free(entry.offset, entry.extent_bytes)
@@ -186,8 +191,8 @@ class Pool:
         self.forget_if_empty(owner)
 
     def _current_borrowers(self) -> list[TenantCache]:
-        """Drop those who have fallen back to their reservation; return the rest."""
-        back = [owner for owner in self.borrowers.values() if owner.budget.used_bytes <= owner.budget.reserved_bytes]
+        """Drop those who have fallen back to what is protected; return the rest."""
+        back = [owner for owner in self.borrowers.values() if owner.budget.used_bytes <= owner.budget.protected_bytes]
         for owner in back:
             del self.borrowers[owner.tenant]
         return list(self.borrowers.values())

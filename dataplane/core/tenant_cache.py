@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dataplane.core.budget import TierBudget
+from dataplane.core.earning import EarningAccount
 from dataplane.core.entry import Entry
 from dataplane.core.eviction import EvictionOrder
 from dataplane.core.partition import Partition
 from dataplane.core.usage import TenantCounters
 from saltern.keys import BlockKey
 from saltern.names import TenantId
+from tenants.quota import TierQuota
 
 
 @dataclass(slots=True, eq=False)
@@ -18,15 +20,29 @@ class TenantCache:
     """Everything of one tenant. Nothing in here is ever reached from another tenant's partition (I2).
 
     Attributes:
+        account: what its reservation earns; None under strict reservations, where nothing needs to be counted.
         in_policy: False once the policy no longer names the tenant; the record then only waits for held bytes.
     """
 
     tenant: TenantId
     order: EvictionOrder
+    account: EarningAccount | None = None
     budget: TierBudget = field(default_factory=TierBudget)
     counters: TenantCounters = field(default_factory=TenantCounters)
     partitions: dict[Partition, PartitionIndex] = field(default_factory=dict)
     in_policy: bool = True
+
+    @property
+    def is_idle(self) -> bool:
+        """Its account says that caching does not serve it: what it holds is the first to go."""
+        return self.account is not None and not self.account.earns
+
+    def set_quota(self, quota: TierQuota) -> None:
+        """Take over a new quota in the books and in the account."""
+        self.budget.set_quota(quota)
+        if self.account is not None:
+            self.account.set_reserved(quota.reserved_bytes)
+            self.budget.protected_bytes = self.account.protected_bytes
 
 
 @dataclass(slots=True, eq=False)

@@ -3,14 +3,17 @@
 Rules, in this order:
 
 1. Past its own limit a tenant displaces only itself, coldest first (I4).
-2. If the pool is full, the coldest entry goes among tenants above their reservation. Nobody is taken *below* its
-   reservation by a tenant that is itself growing past its own: an entry that straddles the line stays.
+2. If the pool is full, the coldest entry goes among tenants above what is protected of their own. Nobody is taken
+   *below* that line by a tenant that is itself growing past its reservation: an entry that straddles it stays.
 3. A tenant that grows within its reservation takes back what it lent: now also an entry that straddles the line goes,
-   since the owner is above its reservation. Nobody at or below its reservation loses anything, ever (I5).
+   since the owner is above it. Nobody at or below the line loses anything, ever (I5).
 4. At last, the tenant's own coldest entries.
 
-*Coldest* compares ages divided by weights: at weight 200 an entry counts as half as old as at weight 100. With equal
-weights it is plain LRU over the pool.
+What is protected is the whole reservation, or under earning reservations the part of it that keeps the tenant's hits
+(:mod:`dataplane.core.reservations`).
+
+*Coldest* compares the ages of the tenants' next victims, divided by weights: at weight 200 an entry counts as half as
+old as at weight 100. With equal weights and LRU inside each tenant it is plain LRU over the pool.
 
 Where bytes are free but scattered, the same order is followed until the victims and the free extents between them make
 one run that is long enough; only victims inside that run are evicted.
@@ -30,6 +33,8 @@ from dataplane.core.tenant_cache import TenantCache
 #: Most entries that one put may consider: 64 MiB of single granules, twice over.
 VICTIMS_MAX: Final = 32_768
 _WEIGHT_UNIT: Final = 100
+#: Entries of a tenant that caching does not serve count as so many times as old.
+_IDLE_AGE_FACTOR: Final = 16
 
 
 def choose_victims(
@@ -38,7 +43,7 @@ def choose_victims(
     """Choose the entries to evict so that ``extent_bytes`` of ``requester`` fit its limit and one free extent.
 
     Args:
-        borrowers: every tenant above its reservation; others may be among them.
+        borrowers: every tenant above what is protected of its own; others may be among them.
         now_ns: not before the last touch.
 
     Returns:
@@ -80,13 +85,13 @@ class _Candidate:
     owner: TenantCache
     head: Entry | None
     used_bytes: int
-    reserved_bytes: int
+    protected_bytes: int
     _rest: Iterator[Entry]
 
     def __init__(self, owner: TenantCache) -> None:
         self.owner = owner
         self.used_bytes = owner.budget.used_bytes
-        self.reserved_bytes = owner.budget.reserved_bytes
+        self.protected_bytes = owner.budget.protected_bytes
         self._rest = iter(owner.order)
         self._advance()
 
@@ -114,6 +119,8 @@ def _rank(candidate: _Candidate, now_ns: int) -> _Ranked:
     entry = candidate.head
     assert entry is not None
     age_ns = now_ns - entry.touched_ns
+    if candidate.owner.is_idle:
+        age_ns *= _IDLE_AGE_FACTOR
     return -(age_ns * _WEIGHT_UNIT // candidate.owner.budget.weight), entry.touched_ns, candidate
 
 
@@ -134,7 +141,7 @@ def _coldest_first(
         candidate = heappop(heap)[2]
         head = candidate.head
         assert head is not None
-        spare_bytes = candidate.used_bytes - candidate.reserved_bytes
+        spare_bytes = candidate.used_bytes - candidate.protected_bytes
         if spare_bytes >= head.extent_bytes or (candidate is own and spare_bytes > 0):
             yield candidate.take()
             if candidate.head:
@@ -142,12 +149,12 @@ def _coldest_first(
         elif candidate is not own:
             straddling.append(candidate)
 
-    if own.used_bytes + extent_bytes <= own.reserved_bytes:
+    if own.used_bytes + extent_bytes <= own.owner.budget.reserved_bytes:
         heap = [_rank(candidate, now_ns) for candidate in straddling]
         heapify(heap)
         while heap:
             candidate = heappop(heap)[2]
-            if candidate.used_bytes > candidate.reserved_bytes:
+            if candidate.used_bytes > candidate.protected_bytes:
                 yield candidate.take()
                 if candidate.head:
                     heappush(heap, _rank(candidate, now_ns))

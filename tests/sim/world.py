@@ -12,7 +12,7 @@ from random import Random
 
 from dataplane.core.admission import open_partition
 from dataplane.core.cache import CacheCore
-from dataplane.core.lru import LruOrder
+from dataplane.core.eviction import Eviction
 from dataplane.core.partition import Partition
 from dataplane.io.arena import Arena
 from dataplane.io.batches import Blocks
@@ -41,7 +41,7 @@ class World(TrafficCommands, PolicyCommands):
         self.rng = Random(seed)
         self.shape = Shape.draw(self.rng)
         self.now_ns = 1
-        self.core = CacheCore(self.shape.capacity_bytes, new_order=LruOrder)
+        self.core = CacheCore(self.shape.capacity_bytes, eviction=Eviction.LRU)
         self.arena = Arena(self.shape.capacity_bytes)
         self.blocks = Blocks(self.core, self.arena, Clock(monotonic_ns=lambda: self.now_ns, unix_s=lambda: 0.0))
         self.model = SimModel(self.shape.capacity_bytes)

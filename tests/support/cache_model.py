@@ -1,12 +1,13 @@
 """A plain model of what the cache core may hold, for the stateful test: lists and sums, no cleverness, no victims.
 
 The model predicts everything but the choice of victims. That it takes from the core, and judges: see
-:meth:`CacheModel.judge_losses`.
+:meth:`CacheModel.judge_losses`. Where the eviction order is not by last use, or a reservation not protected in full, it
+takes that from the core as well, as it was before a command: see :meth:`CacheModel.take_over`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dataplane.core.extents import GRANULE_BYTES
@@ -69,6 +70,23 @@ class CacheModel:
         self.arena: list[ModelEntry | None] = [None] * (capacity_bytes // GRANULE_BYTES)
         self.unlawful: list[str] = []
         self._uses = 0
+        self._places: dict[tuple[Partition, BlockKey], int] | None = None
+        self._protected: dict[TenantId, int] = {}
+
+    def take_over(
+        self,
+        orders: Mapping[TenantId, Sequence[tuple[Partition, BlockKey]]] | None,
+        protected_bytes: Mapping[TenantId, int],
+    ) -> None:
+        """What the core goes by in its next command.
+
+        Args:
+            orders: readable entries of each tenant from the next victim on; None if they are ordered by last use.
+            protected_bytes: what of each tenant's reservation is protected; all of it where a tenant is missing.
+        """
+        if orders is not None:
+            self._places = {entry: place for order in orders.values() for place, entry in enumerate(order)}
+        self._protected = dict(protected_bytes)
 
     # ---- policy
 
@@ -125,8 +143,18 @@ class CacheModel:
     def quota(self, tenant: TenantId) -> TierQuota:
         return self.tenants[tenant].quota if tenant in self.tenants else TierQuota(0, 0)
 
+    def protected(self, tenant: TenantId) -> int:
+        """Bytes that nobody else may take from a tenant."""
+        return self._protected.get(tenant, self.quota(tenant).reserved_bytes)
+
     def coldest_first(self, tenant: TenantId) -> list[ModelEntry]:
-        return sorted((e for e in self.of(tenant) if e.state == "readable"), key=lambda entry: entry.last_use)
+        """Readable entries from the next victim on."""
+        return sorted((e for e in self.of(tenant) if e.state == "readable"), key=self._place)
+
+    def _place(self, entry: ModelEntry) -> int:
+        if self._places is None:
+            return entry.last_use
+        return self._places.get((entry.partition, entry.key), len(self._places))
 
     def find(self, partition: Partition, key: BlockKey, state: str = "readable") -> ModelEntry | None:
         """The entry of a key in an open partition."""
@@ -197,19 +225,19 @@ class CacheModel:
         fits_limit = self.used(requester) + extent_bytes <= quota.limit_bytes
         if lost and fits_limit and self.longest_gap(self.live) >= extent_bytes:
             self.unlawful.append("evicted although there was room")
-        is_within = self.used(requester) + extent_bytes <= quota.reserved_bytes
+        is_within = self.used(requester) + extent_bytes <= self.protected(requester)
         if is_within and extent_bytes == GRANULE_BYTES and any(entry.tenant == requester for entry in lost):
             self._expect_nobody_else_has_spare(requester)
         within = self.used(requester) + extent_bytes - sum(e.extent_bytes for e in lost if e.tenant == requester)
         is_entitled = within <= quota.reserved_bytes
         for tenant in {entry.tenant for entry in lost} - {requester}:
-            reserved_bytes = self.quota(tenant).reserved_bytes
+            protected_bytes = self.protected(tenant)
             used_bytes = self.used(tenant)
-            for entry in sorted((e for e in lost if e.tenant == tenant), key=lambda entry: entry.last_use):
-                if used_bytes <= reserved_bytes:
+            for entry in sorted((e for e in lost if e.tenant == tenant), key=self._place):
+                if used_bytes <= protected_bytes:
                     self.unlawful.append(f"I5: {tenant} lost an entry at or below its reservation")
                 used_bytes -= entry.extent_bytes
-                if used_bytes < reserved_bytes and not is_entitled:
+                if used_bytes < protected_bytes and not is_entitled:
                     self.unlawful.append(f"I5: {tenant} was taken below its reservation by a borrower")
         for entry in lost:
             if not entry.is_evictable:
@@ -237,5 +265,5 @@ class CacheModel:
     def _expect_nobody_else_has_spare(self, requester: TenantId) -> None:
         """For a put of one granule, for which any one victim is enough."""
         for tenant in {entry.tenant for entry in self.live} - {requester}:
-            if self.used(tenant) > self.quota(tenant).reserved_bytes and self.evictable(tenant):
+            if self.used(tenant) > self.protected(tenant) and self.evictable(tenant):
                 self.unlawful.append("I5: a lent reservation was not given back")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataplane.core.admission import open_partition
 from dataplane.core.cache import CacheCore
 from dataplane.core.entry import PutRefused, PutTicket
+from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.extents import GRANULE_BYTES
 from dataplane.core.partition import Partition
+from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from saltern.keys import BlockKey
 from saltern.names import NamespaceId, TenantId
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
@@ -52,8 +54,14 @@ def reason_of(outcome: PutTicket | PutRefused | None) -> str:
 class Node:
     """A core with a clock that ticks once a command, and shorthands that speak in granules and key numbers."""
 
-    def __init__(self, capacity_granules: int, policy: NodePolicy) -> None:
-        self.core = CacheCore(capacity_granules * GRANULE_BYTES)
+    def __init__(
+        self,
+        capacity_granules: int,
+        policy: NodePolicy,
+        eviction: Eviction = DEFAULT_EVICTION,
+        reservations: Reservations = DEFAULT_RESERVATIONS,
+    ) -> None:
+        self.core = CacheCore(capacity_granules * GRANULE_BYTES, eviction=eviction, reservations=reservations)
         self.now_ns = 0
         self.apply(policy)
 
@@ -113,6 +121,11 @@ class Node:
         return sum(usage.counters.evictions for usage in self.core.usage().tenants.values())
 
 
-def node_of(capacity_granules: int, quotas: dict[str, Quota]) -> Node:
+def node_of(
+    capacity_granules: int,
+    quotas: dict[str, Quota],
+    eviction: Eviction = DEFAULT_EVICTION,
+    reservations: Reservations = DEFAULT_RESERVATIONS,
+) -> Node:
     """A core of that many granules with a first policy applied."""
-    return Node(capacity_granules, make_policy(1, quotas))
+    return Node(capacity_granules, make_policy(1, quotas), eviction, reservations)

@@ -1,8 +1,13 @@
-"""Random commands in random order against a plain model; every invariant is checked after every command."""
+"""Random commands in random order against a plain model; every invariant is checked after every command.
+
+Once with LRU inside each tenant, where the model predicts the order of eviction too; once with the default order, whose
+own order the model goes by; once where reservations protect what earns, and I5 is about that part of them alone.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,8 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dataplane.core.admission import open_partition
 from dataplane.core.cache import CacheCore
 from dataplane.core.entry import Pin, PutTicket
+from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.extents import GRANULE_BYTES
 from dataplane.core.partition import Partition
+from dataplane.core.reservations import Reservations
 from saltern.errors import FailedPreconditionError
 from saltern.keys import BlockKey
 from saltern.names import NamespaceId, TenantId
@@ -43,9 +50,12 @@ class HeldPin:
 
 
 class CacheMachine(RuleBasedStateMachine):
+    EVICTION: ClassVar = Eviction.LRU
+    RESERVATIONS: ClassVar = Reservations.STRICT
+
     def __init__(self) -> None:
         super().__init__()
-        self.core = CacheCore(CAPACITY)
+        self.core = CacheCore(CAPACITY, eviction=self.EVICTION, reservations=self.RESERVATIONS)
         self.model = CacheModel(CAPACITY)
         self.version = 0
         self.uids = 0
@@ -67,6 +77,7 @@ class CacheMachine(RuleBasedStateMachine):
     def push(self) -> None:
         """Apply the model's policy to the core, and remember a partition for everything that it opens."""
         self.version += 1
+        self.look_ahead()
         policy = self.model.policy(self.version)
         self.core.apply_policy(policy, self.now_ns)
         self.model.apply_policy()
@@ -131,12 +142,14 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(tenant=st.sampled_from(TENANTS), spare=st.integers(0, 2))
     def read_all_but_the_coldest(self, tenant: TenantId, spare: int) -> None:
         """A slow reader of nearly everything: what can be evicted is then scarce."""
+        self.look_ahead()
         for entry in self.model.coldest_first(tenant)[spare:]:
             self.read(entry.partition, [entry.key])
 
     def start(self, partition: Partition, key: BlockKey, size_bytes: int) -> bool:
         model = self.model
         visible = self.readable()
+        self.look_ahead()
         outcome = self.core.put_start(partition, key, size_bytes, self.tick())
         expected = self.expected_refusal(partition, key, size_bytes)
         tenant = partition.tenant
@@ -244,6 +257,7 @@ class CacheMachine(RuleBasedStateMachine):
     def get_end(self, which: int, count: int) -> None:
         start = which % len(self.pins)
         ended, self.pins[start : start + count] = self.pins[start : start + count], []
+        self.look_ahead()
         self.core.get_end([held.pin for held in ended])
         for held in ended:
             self.model.unpin(held.entry)
@@ -276,6 +290,16 @@ class CacheMachine(RuleBasedStateMachine):
             self.model.remove(entry)
 
     # ---- helpers
+
+    def look_ahead(self) -> None:
+        """Before a command that may evict: tell the model what it cannot predict."""
+        owners = self.core._pool.tenants
+        orders = {tenant: [(e.index.partition, e.key) for e in owner.order] for tenant, owner in owners.items()}
+        is_strict = self.RESERVATIONS is Reservations.STRICT
+        self.model.take_over(
+            None if self.EVICTION is Eviction.LRU else orders,
+            {} if is_strict else {tenant: owner.budget.protected_bytes for tenant, owner in owners.items()},
+        )
 
     def tick(self) -> int:
         self.now_ns += 1_000
@@ -370,8 +394,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert all(0 <= granule < CAPACITY // G for granule in granules)
 
     @invariant()
-    def each_tenants_eviction_order_is_by_last_use(self) -> None:
-        for tenant, owner in self.core._pool.tenants.items():
+    def each_tenants_lru_order_is_by_last_use(self) -> None:
+        for tenant, owner in self.core._pool.tenants.items() if self.EVICTION is Eviction.LRU else ():
             order = [(entry.index.partition, entry.key) for entry in owner.order]
             assert order == [(entry.partition, entry.key) for entry in self.model.coldest_first(tenant)]
 
@@ -406,5 +430,18 @@ class CacheMachine(RuleBasedStateMachine):
         assert node.largest_free_bytes == node.free_bytes == CAPACITY and not node.tenants
 
 
+class DefaultOrderMachine(CacheMachine):
+    EVICTION = DEFAULT_EVICTION
+
+
+class EarningMachine(CacheMachine):
+    EVICTION = DEFAULT_EVICTION
+    RESERVATIONS = Reservations.EARNING
+
+
 TestCacheAgainstModel = CacheMachine.TestCase
 TestCacheAgainstModel.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TestDefaultOrderAgainstModel = DefaultOrderMachine.TestCase
+TestDefaultOrderAgainstModel.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestEarningAgainstModel = EarningMachine.TestCase
+TestEarningAgainstModel.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dataplane.core.eviction import Eviction
 from tests.support.cache_node import key_of, make_policy, node_of, reason_of
 
 
@@ -116,7 +117,7 @@ def test_i6_scattered_pins_refuse_and_evict_nothing() -> None:
 def test_equal_weights_and_no_reservations_are_one_lru(tenants: int) -> None:
     """Against a plain list of last uses over all tenants."""
     names = [f"t{number}" for number in range(tenants)]
-    node = node_of(12, dict.fromkeys(names, (0, 12)))
+    node = node_of(12, dict.fromkeys(names, (0, 12)), Eviction.LRU)
     model: list[tuple[str, int]] = []
     for step in range(150):
         name, number = names[(step * 7) % tenants], (step * step) % 23
