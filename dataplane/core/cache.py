@@ -17,7 +17,7 @@ I12 (what the policy no longer names is gone at once).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 

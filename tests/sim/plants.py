@@ -69,7 +69,7 @@ def _evict_what_is_being_read(original: Any) -> Any:
 def _take_below_the_reservation(original: Any) -> Any:
     def init(self: Any, owner: Any) -> None:
         original(self, owner)
-        self.reserved_bytes = 0
+        self.protected_bytes = 0
 
     return init
 
@@ -199,15 +199,15 @@ def _wipe_for_what_can_never_fit(original: Any) -> Any:
 
 def _ignore_reservations(original: Any) -> Any:
     def admit(self: Pool, index: PartitionIndex, *rest: Any) -> Any:
-        reserved_bytes = {name: owner.budget.reserved_bytes for name, owner in self.tenants.items()}
+        protected_bytes = {name: owner.budget.protected_bytes for name, owner in self.tenants.items()}
         self.borrowers.update(self.tenants)
         for owner in self.tenants.values():
-            owner.budget.reserved_bytes = 0
+            owner.budget.protected_bytes = 0
         try:
             return original(self, index, *rest)
         finally:
             for name, owner in self.tenants.items():
-                owner.budget.reserved_bytes = reserved_bytes[name]
+                owner.budget.protected_bytes = protected_bytes[name]
 
     return admit
 
