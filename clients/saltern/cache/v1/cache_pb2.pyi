@@ -107,7 +107,7 @@ class PutBlocksRequest(_message.Message):
     """Epoch that the keys were derived under."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Block]:
-        """At most 1024 blocks and 256 MiB in one request."""
+        """At most 1024 blocks and 64 MiB in one request."""
 
     def __init__(
         self,
