@@ -14,6 +14,7 @@ import select
 import socket
 from collections.abc import Generator, Sequence
 from enum import Enum
+from os import sched_yield
 from time import monotonic
 from typing import Final, TypeVar
 
@@ -31,6 +32,8 @@ SUM_PIECE_BYTES: Final = 256 * 1024
 #: Linux takes up to 1024 buffers in one sendmsg.
 SEND_BUFFERS_MAX: Final = 512
 _SCRATCH_BYTES: Final = 256 * 1024
+#: About 150 us of looking for the next frame.
+_LOOKS_MAX: Final = 150
 #: Room for as many descriptors as one message can carry (SCM_MAX_FD): the kernel would close what does not fit within
 #: our own system call, and that may block (see letting_go.py).
 _DESCRIPTORS_BYTES: Final = socket.CMSG_SPACE(253 * 4)
@@ -139,10 +142,17 @@ class ByteStream:
     def await_bytes(self, timeout_ms: int) -> bool:
         """Block until there is something to receive; False if nothing came in time, or something else came first.
 
-        The event loop stands still meanwhile, so whatever it waits for ends the wait too.
+        The event loop stands still meanwhile, so whatever it waits for ends the wait too. It looks before it sleeps: a
+        core that went idle wakes more slowly than a client asks the next question.
         """
+        arrived = self._arrival.poll(0)
+        for _ in range(_LOOKS_MAX):
+            if arrived:
+                break
+            sched_yield()
+            arrived = self._arrival.poll(0)
         fileno = self._socket.fileno()
-        return any(ready == fileno for ready, _ in self._arrival.poll(timeout_ms))
+        return any(ready == fileno for ready, _ in arrived or self._arrival.poll(timeout_ms))
 
     def fill(self, length: int) -> Script[None]:
         """Wait until ``length`` bytes, at most BUFFER_BYTES, are buffered."""
