@@ -50,6 +50,7 @@ def serve_control(ready_file: Path | None, **given: object) -> None:
 )
 @click.option("--nodes", type=click.IntRange(0, 64), default=1, show_default=True, help="Number of cache nodes.")
 @click.option("--dram", type=SIZE, default="1GiB", show_default=True, help="Cache memory of each node.")
+@click.option("--ssd", type=SIZE, help="What each node may keep on disk below. [default: no SSD tier]")
 @click.option(
     "--ports",
     type=click.Choice(["fixed", "auto"]),
@@ -63,7 +64,7 @@ def serve_control(ready_file: Path | None, **given: object) -> None:
     envvar="SALTERN_DATABASE_URL",
     help="A PostgreSQL to use instead of a private one; with a password in it, set SALTERN_DATABASE_URL instead.",
 )
-def up(data_dir: Path | None, nodes: int, dram: int, ports: str, database_url: str | None) -> None:
+def up(*, data_dir: Path | None, nodes: int, dram: int, ssd: int | None, ports: str, database_url: str | None) -> None:
     """Run control plane, Postgres and nodes on this machine until stopped."""
     from controlplane.up import StackOptions, run_stack
     from saltern.cli.settings import default_data_dir
@@ -72,6 +73,7 @@ def up(data_dir: Path | None, nodes: int, dram: int, ports: str, database_url: s
         data_dir=(data_dir or default_data_dir()).expanduser().absolute(),
         nodes=nodes,
         dram_bytes=dram,
+        ssd_bytes=ssd or 0,
         fixed_ports=ports == "fixed",
         command="saltern" if data_dir is None else f"saltern --data-dir {shlex.quote(str(data_dir))}",
         database_url=database_url,

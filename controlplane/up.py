@@ -67,6 +67,7 @@ class StackOptions:
         data_dir: absolute; made where missing.
         nodes: number of cache nodes; none is a control plane alone.
         dram_bytes: cache memory of each node.
+        ssd_bytes: what each node may keep on disk, in its folder of the data directory; 0 for no SSD tier.
         fixed_ports: 7700 and up, or else any free ports.
         command: how the user calls the command line so that it finds this stack.
         database_url: a PostgreSQL to use instead of a private one, or None.
@@ -76,6 +77,7 @@ class StackOptions:
     nodes: int
     dram_bytes: int
     fixed_ports: bool
+    ssd_bytes: int = 0
     command: str = "saltern"
     database_url: str | None = None
 
@@ -204,10 +206,13 @@ class _Stack:
             "--dram-bytes": self._options.dram_bytes,
             "--state-dir": self._dir / name,
         }
+        size = f"{format_size(self._options.dram_bytes)} DRAM"
+        if self._options.ssd_bytes:
+            options |= {"--ssd-dir": self._dir / name / "ssd", "--ssd-bytes": self._options.ssd_bytes}
+            size += f", {format_size(self._options.ssd_bytes)} SSD"
         arguments = ["serve", "node", *(str(word) for option in options.items() for word in option)]
         ready = await self._start_child(exits, name, arguments, {})
-        size = format_size(self._options.dram_bytes)
-        self._say(f"{name:<11} serves on {ready['wire_endpoint']} ({size} DRAM)")
+        self._say(f"{name:<11} serves on {ready['wire_endpoint']} ({size})")
         return ready
 
     async def _start_child(

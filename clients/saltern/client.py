@@ -29,6 +29,7 @@ from saltern.breaker import BreakerPolicy
 from saltern.credentials import ApiKeyCredentials, Credentials
 from saltern.deadline import Deadline
 from saltern.errors import (
+    DataLossError,
     EntryTooLargeError,
     FailedPreconditionError,
     InternalError,
@@ -294,8 +295,10 @@ class Client:
 
     def delete(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> Deleted:
         """Delete entries; those that are not there are not an error."""
-        deadline = self.start_deadline(deadline_ms)
-        requests = list(split_requests(checked_keys(keys)))
+        return self._delete(checked_keys(keys), self.start_deadline(deadline_ms))
+
+    def _delete(self, keys: Sequence[BlockKey], deadline: Deadline) -> Deleted:
+        requests = list(split_requests(keys))
         counts: list[int] = []
 
         def operation(session: Session) -> None:
@@ -359,7 +362,17 @@ class Client:
         pending = any(slot.result is None for slot in slots)
         error = self._router.run(operation, deadline) if pending else None
         self._note_sizes(slots)
+        self._delete_damaged(slots, deadline)
         return [slot.result or get_result(_cause(error)) for slot in slots]
+
+    def _delete_damaged(self, slots: list[GetSlot], deadline: Deadline) -> None:
+        """Delete what failed its checksum, so that the block can be computed and stored anew (I7).
+
+        Best effort: nodes do not sum DRAM on every get, and keep the first bytes of a key. A reader may not delete.
+        """
+        damaged = [slot.key for slot in slots if isinstance(slot.result, Miss) and _is_damaged(slot.result.cause)]
+        if damaged:
+            self._delete(damaged, deadline)
 
     def _note_sizes(self, slots: list[GetSlot]) -> None:
         """Remember how long entries are, for the next guess; a batch of much shorter ones lowers it."""
@@ -398,3 +411,8 @@ def _too_large(size_bytes: int, limit_bytes: int) -> EntryTooLargeError:
         hint="store smaller blocks",
         metadata={"limit_bytes": str(limit_bytes)},
     )
+
+
+def _is_damaged(cause: SalternError | None) -> bool:
+    """Whether an entry failed the check on this side; one that failed on the node's is gone already."""
+    return isinstance(cause, DataLossError) and cause.reason == DataLossError.default_reason

@@ -90,6 +90,15 @@ class StaticNode:
         host, port = self.wire_endpoint.rsplit(":", 1)
         return host, int(port)
 
+    def flip_byte_of(self, payload: bytes) -> None:
+        """Let one bit of an entry that holds ``payload`` rot in the node's memory."""
+
+        def flip() -> None:
+            memory = self._node._arena.view(0, self._node.settings.dram_bytes)
+            memory[bytes(memory).index(payload)] ^= 1
+
+        self.call(flip)
+
     def call(self, function: Callable[[], T]) -> T:
         """Run ``function`` on the node's loop."""
 

@@ -39,7 +39,13 @@ def get(ctx: click.Context, tenant_id: TenantId) -> None:
 @click.argument("tenant_id", metavar="TENANT", type=TENANT)
 @click.option("--dram-limit", type=SIZE, help="Never passed, e.g. 256MiB (I4).")
 @click.option("--dram-reserved", type=SIZE, help="Taken by no other tenant (I5); at most the limit.")
-@click.option("--weight", type=click.IntRange(1, _WEIGHT_MAX), help="Claim to what is not reserved; 100 by default.")
+@click.option("--ssd-limit", type=SIZE, help="The same for the nodes' SSD tier; 0 there by default.")
+@click.option("--ssd-reserved", type=SIZE, help="The same for the nodes' SSD tier.")
+@click.option(
+    "--weight",
+    type=click.IntRange(1, _WEIGHT_MAX),
+    help="Claim to what is not reserved, on both tiers; 100 by default.",
+)
 @click.option("--allow-below-use", is_flag=True, help="Accept a limit below what is held now; nodes evict down to it.")
 @click.option("--etag", type=TEXT, default="", help="Refuse unless the quota still has this etag.")
 @click.pass_context
@@ -49,28 +55,37 @@ def set_quota(
     tenant_id: TenantId,
     dram_limit: int | None,
     dram_reserved: int | None,
+    ssd_limit: int | None,
+    ssd_reserved: int | None,
     weight: int | None,
     allow_below_use: bool,
     etag: str,
 ) -> None:
     """Set a tenant's quota. What is not given keeps its value."""
-    from saltern.admin.v1.quotas_pb2 import TIER_DRAM, GetQuotaRequest, Quota, TierQuota, UpdateQuotaRequest
+    from saltern.admin.v1.quotas_pb2 import TIER_DRAM, TIER_SSD, GetQuotaRequest, Quota, TierQuota, UpdateQuotaRequest
     from saltern.admin_client import new_request_id
 
-    if dram_limit is None and dram_reserved is None and weight is None:
-        raise click.UsageError("nothing to set: give --dram-limit, --dram-reserved or --weight")
+    wanted = {TIER_DRAM: (dram_limit, dram_reserved, weight), TIER_SSD: (ssd_limit, ssd_reserved, weight)}
+    wanted = {tier: values for tier, values in wanted.items() if values != (None, None, None)}
+    if not wanted:
+        raise click.UsageError("nothing to set: give a limit, a reservation or --weight")
     admin = connect(ctx)
     name = quota_name(tenant_id)
     current = admin.call(admin.quotas.GetQuota, GetQuotaRequest(name=name))
-    tier = TierQuota(tier=TIER_DRAM)
-    for held in current.tiers:
-        if held.tier == TIER_DRAM:
-            tier.CopyFrom(held)
-    tier.limit_bytes = tier.limit_bytes if dram_limit is None else dram_limit
-    tier.reserved_bytes = tier.reserved_bytes if dram_reserved is None else dram_reserved
-    tier.weight = tier.weight if weight is None else weight
+    held = {tier.tier: tier for tier in current.tiers}
+    tiers = []
+    for tier, (limit_bytes, reserved_bytes, tier_weight) in wanted.items():
+        before = held.get(tier, TierQuota(tier=tier))
+        tiers.append(
+            TierQuota(
+                tier=tier,
+                limit_bytes=before.limit_bytes if limit_bytes is None else limit_bytes,
+                reserved_bytes=before.reserved_bytes if reserved_bytes is None else reserved_bytes,
+                weight=before.weight if tier_weight is None else tier_weight,
+            )
+        )
     # Values were taken over from what was read: its etag guards them against a change in between.
-    changed = Quota(name=name, tiers=[tier], etag=etag or current.etag)
+    changed = Quota(name=name, tiers=tiers, etag=etag or current.etag)
     request = UpdateQuotaRequest(quota=changed, allow_below_use=allow_below_use, request_id=new_request_id())
     _print(ctx, admin.call(admin.quotas.UpdateQuota, request))
 

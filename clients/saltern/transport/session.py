@@ -238,7 +238,7 @@ def absent(code: int, slot: GetSlot) -> GetResult | None:
                 )
             )
         case StatusCode.DATA_LOSS:
-            return Miss(DataLossError("the node found the entry damaged and dropped it"))
+            return Miss(DataLossError("the node found the entry damaged and dropped it", reason="ENTRY_DROPPED"))
         case _:
             return Miss(error_from_status(code, f"the node answered code {code} for the entry"))
 

@@ -291,3 +291,15 @@ def test_a_quota_below_use_is_refused_unless_asked_for(
     assert refused.code == 5
     assert refused.err.splitlines()[1].startswith("hint: ")
     assert saltern(*lower, "--allow-below-use").code == 0
+
+
+def test_each_tier_has_its_quota(saltern: Saltern, tenant: str) -> None:
+    changed = saltern("quota", "set", tenant, "--ssd-limit", "64MiB", "--weight", "200", "-o", "json")
+    assert changed.code == 0
+    tiers = {tier["tier"]: tier for tier in changed.json["tiers"]}
+    assert tiers["TIER_SSD"]["limitBytes"] == str(64 * MIB)
+    assert tiers["TIER_DRAM"]["limitBytes"] == str(8 * MIB)
+    assert [tier["weight"] for tier in tiers.values()] == [200, 200]
+    above = saltern("quota", "set", tenant, "--ssd-reserved", "1MiB")
+    assert above.code == 5 and "ssd" in above.err  # no node of this stack has an SSD tier
+    assert saltern("quota", "set", tenant).code == 2

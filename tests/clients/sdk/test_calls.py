@@ -11,6 +11,7 @@ import pytest
 
 from saltern.client import Client
 from saltern.errors import (
+    DataLossError,
     EntryTooLargeError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -320,3 +321,20 @@ def test_reprs_show_no_secret(node: StaticNode) -> None:
         texts = repr(client) + repr(client._router.grant) + repr(client._router._credentials)
         assert token not in texts
         assert repr(bytes(32)) not in texts
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_i7_what_is_found_damaged_is_deleted_and_can_be_stored_anew(transport: str) -> None:
+    tenants = {"acme": tenant_policy(limit_bytes=MIB, block_bytes=64 * KIB)}
+    with static_node(tenants, dram_bytes=MIB) as node, node_client(node, transport) as client:
+        [(key, payload), (other, _)] = items = fresh(2, 64 * KIB)
+        assert client.put_many(items) == [Stored(), Stored()]
+        node.flip_byte_of(payload)
+        [result, good] = client.get_many([key, other])
+        assert isinstance(result, Miss) and isinstance(result.cause, DataLossError)
+        assert isinstance(good, Hit)
+        assert client.exists([key, other]) == [False, True]
+        assert client.put_many(items[:1]) == [Stored()]
+        [again] = client.get_many([key])
+        assert isinstance(again, Hit) and again.payload == payload
+        node.check_invariants()

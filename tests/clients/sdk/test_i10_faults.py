@@ -340,6 +340,9 @@ def test_i7_wrong_bytes_are_never_a_hit() -> None:
         good, bad = wire.checksum(DATA), wire.checksum(DATA) ^ 1
         while True:
             request = session.read()
+            if request.header.opcode == wire.Opcode.DELETE:
+                session.reply(request, wire.DeleteReply(2))
+                continue
             reply = wire.GetReply(bytes(3), [len(DATA)] * 3, wire.join_sums([good, bad, good]))
             session.reply(request, reply, DATA * 2 + DATA[:-1] + b"!")
 
