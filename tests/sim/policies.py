@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,9 @@ class PolicyCommands:
     uids: int
     now_ns: int
 
+    @abstractmethod
     def say(self, line: str) -> None:
-        raise NotImplementedError
+        """Add a line to the transcript."""
 
     # ---- pushing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
@@ -51,8 +52,9 @@ class TrafficCommands:
     done: Counter[str]
     offered: int
 
+    @abstractmethod
     def say(self, line: str) -> None:
-        raise NotImplementedError
+        """Add a line to the transcript."""
 
     # ---- puts
 

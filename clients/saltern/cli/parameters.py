@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from datetime import timedelta
 from typing import Any, Final
 
@@ -35,8 +36,9 @@ class _Parsed(click.ParamType[Any]):
         except SalternError as error:
             raise ParameterError(error.message, error.hint, param, ctx) from None
 
+    @abstractmethod
     def parse(self, value: Any) -> Any:
-        raise NotImplementedError
+        """Return what the text stands for; raises SalternError where it stands for nothing."""
 
 
 class TenantParameter(_Parsed):
