@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,10 @@ from sqlalchemy import URL
 
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
 from controlplane.postgres.roles import ensure_database
+
+# A shell that starts pytest in the background has SIGINT ignored, and the processes that tests interrupt would inherit
+# that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

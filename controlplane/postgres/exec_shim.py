@@ -29,7 +29,9 @@ def main() -> None:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-    # SIGINT is PostgreSQL's "fast shutdown": sessions end, a checkpoint is written, files are consistent.
+    # SIGINT is PostgreSQL's "fast shutdown": sessions end, a checkpoint is written, files are consistent. A shell that
+    # started us in the background may have had it ignored, and that would outlive exec.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGINT), 0, 0, 0) != 0:
         sys.exit(f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent_pid:  # it died before the line above: no signal will ever come

@@ -21,6 +21,8 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def run(parent_pid: int, folder: Path, arguments: list[str]) -> int:
     """Bind this process to ``parent_pid`` and run the command line; returns its exit code."""
+    # A shell that started the demo in the background may have had the signal ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     try:
         if os.getppid() != parent_pid:  # it went away before the line above

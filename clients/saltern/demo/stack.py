@@ -45,9 +45,9 @@ def running_stack(*, dram_bytes: int, environment: Mapping[str, str]) -> Iterato
     """
     # Postgres refuses to run as root and then runs as another user, who must be able to pass through this folder.
     folder = Path(tempfile.mkdtemp(prefix="saltern-demo-"))
-    folder.chmod(0o755)
     data_dir, log_path = folder / "data", folder / "up.log"
     try:
+        folder.chmod(0o755)
         with log_path.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
                 [

@@ -19,6 +19,7 @@ import pytest
 
 from saltern.demo.plan import load_trace, make_plan
 from saltern.traces import BLOCK_TOKENS
+from tests.support.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ def test_interrupted_it_stops_its_stack_and_removes_its_data(
     ) as process:
         assert process.stderr is not None
         assert any(step in line for line in process.stderr)
+        wait_until(lambda: any(temporary.glob("saltern-demo-*/data")), limit_s=60)  # from here on there is what to stop
         process.send_signal(number)
         assert process.wait(60) == 130
     assert not [line for line in _command_lines() if os.fsencode(temporary) in line]

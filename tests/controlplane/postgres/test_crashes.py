@@ -156,3 +156,22 @@ def test_kill_9_during_initdb_leaves_no_half_cluster(reachable_tmp_path: Path, b
     assert list(data_dir.glob("initdb-*")) and not (data_dir / "cluster").exists()
     with EmbeddedPostgres(PostgresConfig(data_dir)):
         assert not list(data_dir.glob("initdb-*"))
+
+
+def test_kill_9_ends_the_server_of_a_launcher_that_was_started_in_the_background(
+    reachable_tmp_path: Path, binaries, launch
+) -> None:
+    """A shell ignores SIGINT for what it runs in the background; the server must die of it all the same."""
+    fifo = reachable_tmp_path / "fifo"
+    os.mkfifo(fifo)
+    fifo.chmod(0o666)
+    bin_dir = fake_bin_dir(reachable_tmp_path / "bin", binaries, f"exec >{fifo}\necho begun\nexec sleep 600")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        launcher = launch(reachable_tmp_path / "postgres", str(bin_dir))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with fifo.open() as begun:
+        assert begun.readline() == "begun\n"
+        launcher.kill()
+        assert begun.read() == ""
