@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from saltern.names import NamespaceId, TenantId
-from tenants.quota import Tier, TierQuota
+from tenants.quota import NO_RATE_LIMITS, RateLimits, Tier, TierQuota
 
 
 class TenantState(StrEnum):
@@ -40,12 +40,14 @@ class TenantPolicy:
 
     Attributes:
         min_issue_time_s: tokens issued before this Unix time are refused.
+        rates: this node's share of the tenant's rate limits.
     """
 
     state: TenantState
     tiers: Mapping[Tier, TierQuota]
     namespaces: Mapping[NamespaceId, NamespacePolicy]
     min_issue_time_s: int = 0
+    rates: RateLimits = NO_RATE_LIMITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saltern.errors import FailedPreconditionError, InvalidArgumentError
-from tenants.quota import BYTES_MAX, WEIGHT_DEFAULT, WEIGHT_MAX, Tier, TierQuota, check_reservations
+from tenants.quota import (
+    BYTES_MAX,
+    NO_RATE_LIMITS,
+    RATE_MAX,
+    WEIGHT_DEFAULT,
+    WEIGHT_MAX,
+    RateLimits,
+    Tier,
+    TierQuota,
+    check_reservations,
+)
 
 sizes = st.integers(0, BYTES_MAX)
 
@@ -66,3 +76,13 @@ def test_i5_the_sum_of_reservations_is_at_most_the_capacity(reservations: list[i
         "reserved_bytes": str(sum(reservations)),
         "capacity_bytes": str(capacity_bytes),
     }
+
+
+@pytest.mark.parametrize("field", ["operations_per_s", "bytes_per_s", "ssd_write_bytes_per_s"])
+def test_rate_limits_are_integers_in_range_and_0_means_none(field: str) -> None:
+    assert getattr(NO_RATE_LIMITS, field) == 0
+    assert getattr(RateLimits(**{field: RATE_MAX}), field) == RATE_MAX
+    for value in (-1, RATE_MAX + 1, 1.0, True, "1", None):
+        with pytest.raises(InvalidArgumentError) as caught:
+            RateLimits(**{field: value})  # type: ignore[arg-type]
+        assert (caught.value.reason, caught.value.metadata) == ("QUOTA_OUT_OF_RANGE", {"field": field})
