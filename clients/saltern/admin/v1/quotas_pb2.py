@@ -25,23 +25,25 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsaltern/admin/v1/quotas.proto\x12\x10saltern.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"n\n\tTierQuota\x12$\n\x04tier\x18\x01 \x01(\x0e\x32\x16.saltern.admin.v1.Tier\x12\x16\n\x0ereserved_bytes\x18\x02 \x01(\x03\x12\x13\n\x0blimit_bytes\x18\x03 \x01(\x03\x12\x0e\n\x06weight\x18\x04 \x01(\x05\"\x80\x01\n\x05Quota\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x05tiers\x18\x02 \x03(\x0b\x32\x1b.saltern.admin.v1.TierQuota\x12/\n\x0bupdate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x65tag\x18\x04 \x01(\t\"\x1f\n\x0fGetQuotaRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"i\n\x12UpdateQuotaRequest\x12&\n\x05quota\x18\x01 \x01(\x0b\x32\x17.saltern.admin.v1.Quota\x12\x17\n\x0f\x61llow_below_use\x18\x02 \x01(\x08\x12\x12\n\nrequest_id\x18\x03 \x01(\t*9\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\r\n\tTIER_DRAM\x10\x01\x12\x0c\n\x08TIER_SSD\x10\x02\x32\xa4\x01\n\x0cQuotaService\x12\x46\n\x08GetQuota\x12!.saltern.admin.v1.GetQuotaRequest\x1a\x17.saltern.admin.v1.Quota\x12L\n\x0bUpdateQuota\x12$.saltern.admin.v1.UpdateQuotaRequest\x1a\x17.saltern.admin.v1.Quotab\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsaltern/admin/v1/quotas.proto\x12\x10saltern.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"n\n\tTierQuota\x12$\n\x04tier\x18\x01 \x01(\x0e\x32\x16.saltern.admin.v1.Tier\x12\x16\n\x0ereserved_bytes\x18\x02 \x01(\x03\x12\x13\n\x0blimit_bytes\x18\x03 \x01(\x03\x12\x0e\n\x06weight\x18\x04 \x01(\x05\"Z\n\nRateLimits\x12\x18\n\x10operations_per_s\x18\x01 \x01(\x03\x12\x13\n\x0b\x62ytes_per_s\x18\x02 \x01(\x03\x12\x1d\n\x15ssd_write_bytes_per_s\x18\x03 \x01(\x03\"\xad\x01\n\x05Quota\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x05tiers\x18\x02 \x03(\x0b\x32\x1b.saltern.admin.v1.TierQuota\x12/\n\x0bupdate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x65tag\x18\x04 \x01(\t\x12+\n\x05rates\x18\x05 \x01(\x0b\x32\x1c.saltern.admin.v1.RateLimits\"\x1f\n\x0fGetQuotaRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"i\n\x12UpdateQuotaRequest\x12&\n\x05quota\x18\x01 \x01(\x0b\x32\x17.saltern.admin.v1.Quota\x12\x17\n\x0f\x61llow_below_use\x18\x02 \x01(\x08\x12\x12\n\nrequest_id\x18\x03 \x01(\t*9\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\r\n\tTIER_DRAM\x10\x01\x12\x0c\n\x08TIER_SSD\x10\x02\x32\xa4\x01\n\x0cQuotaService\x12\x46\n\x08GetQuota\x12!.saltern.admin.v1.GetQuotaRequest\x1a\x17.saltern.admin.v1.Quota\x12L\n\x0bUpdateQuota\x12$.saltern.admin.v1.UpdateQuotaRequest\x1a\x17.saltern.admin.v1.Quotab\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'saltern.admin.v1.quotas_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TIER']._serialized_start=467
-  _globals['_TIER']._serialized_end=524
+  _globals['_TIER']._serialized_start=604
+  _globals['_TIER']._serialized_end=661
   _globals['_TIERQUOTA']._serialized_start=84
   _globals['_TIERQUOTA']._serialized_end=194
-  _globals['_QUOTA']._serialized_start=197
-  _globals['_QUOTA']._serialized_end=325
-  _globals['_GETQUOTAREQUEST']._serialized_start=327
-  _globals['_GETQUOTAREQUEST']._serialized_end=358
-  _globals['_UPDATEQUOTAREQUEST']._serialized_start=360
-  _globals['_UPDATEQUOTAREQUEST']._serialized_end=465
-  _globals['_QUOTASERVICE']._serialized_start=527
-  _globals['_QUOTASERVICE']._serialized_end=691
+  _globals['_RATELIMITS']._serialized_start=196
+  _globals['_RATELIMITS']._serialized_end=286
+  _globals['_QUOTA']._serialized_start=289
+  _globals['_QUOTA']._serialized_end=462
+  _globals['_GETQUOTAREQUEST']._serialized_start=464
+  _globals['_GETQUOTAREQUEST']._serialized_end=495
+  _globals['_UPDATEQUOTAREQUEST']._serialized_start=497
+  _globals['_UPDATEQUOTAREQUEST']._serialized_end=602
+  _globals['_QUOTASERVICE']._serialized_start=664
+  _globals['_QUOTASERVICE']._serialized_end=828
 # @@protoc_insertion_point(module_scope)

@@ -69,6 +69,38 @@ class TierQuota(_message.Message):
 Global___TierQuota: _TypeAlias = TierQuota  # noqa: Y015
 
 @_typing.final
+class RateLimits(_message.Message):
+    """How fast a tenant may use the whole cluster, whatever it holds. 0 is no limit; at most 2^40. Each node enforces its
+    share: by capacity as the bytes of a quota, and at least 1.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATIONS_PER_S_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    SSD_WRITE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    operations_per_s: _builtins.int
+    """Entries asked for, stored or removed; every request counts as at least one."""
+    bytes_per_s: _builtins.int
+    """Bytes of entries moved to and from clients."""
+    ssd_write_bytes_per_s: _builtins.int
+    """Bytes written to SSD, against wear; 0 leaves the limit that each node was started with."""
+    def __init__(
+        self,
+        *,
+        operations_per_s: _builtins.int = ...,
+        bytes_per_s: _builtins.int = ...,
+        ssd_write_bytes_per_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "operations_per_s", b"operations_per_s", "ssd_write_bytes_per_s", b"ssd_write_bytes_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RateLimits: _TypeAlias = RateLimits  # noqa: Y015
+
+@_typing.final
 class Quota(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -76,6 +108,7 @@ class Quota(_message.Message):
     TIERS_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """tenants/{tenant}/quota"""
     etag: _builtins.str
@@ -85,6 +118,10 @@ class Quota(_message.Message):
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def rates(self) -> Global___RateLimits:
+        """Always set in answers."""
+
     def __init__(
         self,
         *,
@@ -92,10 +129,11 @@ class Quota(_message.Message):
         tiers: _abc.Iterable[Global___TierQuota] | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
         etag: _builtins.str = ...,
+        rates: Global___RateLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rates", b"rates", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "name", b"name", "tiers", b"tiers", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "name", b"name", "rates", b"rates", "tiers", b"tiers", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

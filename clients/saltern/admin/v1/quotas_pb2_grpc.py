@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class QuotaServiceStub(object):
     """Quotas: how much of each tier a tenant may hold (limit), is promised (reserved) and how it fares under pressure
-    (weight). platform-admin changes them; members of the tenant read their own.
+    (weight); and how fast it may use the cluster (rates). platform-admin changes them; members of the tenant read their
+    own.
     """
 
     def __init__(self, channel):
@@ -50,7 +51,8 @@ class QuotaServiceStub(object):
 
 class QuotaServiceServicer(object):
     """Quotas: how much of each tier a tenant may hold (limit), is promised (reserved) and how it fares under pressure
-    (weight). platform-admin changes them; members of the tenant read their own.
+    (weight); and how fast it may use the cluster (rates). platform-admin changes them; members of the tenant read their
+    own.
     """
 
     def GetQuota(self, request, context):
@@ -60,9 +62,9 @@ class QuotaServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateQuota(self, request, context):
-        """Sets the quota of the tiers that the request lists; other tiers keep theirs. Refused with FAILED_PRECONDITION:
-        reservations that sum past the capacity of the registered nodes (I5), a limit below what the tenant now holds
-        unless allow_below_use is set.
+        """Sets the quota of the tiers that the request lists, and all rates if it has rates; what it does not have stays.
+        Refused with FAILED_PRECONDITION: reservations that sum past the capacity of the registered nodes (I5), a limit
+        below what the tenant now holds unless allow_below_use is set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,7 +93,8 @@ def add_QuotaServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class QuotaService(object):
     """Quotas: how much of each tier a tenant may hold (limit), is promised (reserved) and how it fares under pressure
-    (weight). platform-admin changes them; members of the tenant read their own.
+    (weight); and how fast it may use the cluster (rates). platform-admin changes them; members of the tenant read their
+    own.
     """
 
     @staticmethod

@@ -28,7 +28,8 @@ GRPC_VERSION: str
 
 class QuotaServiceStub:
     """Quotas: how much of each tier a tenant may hold (limit), is promised (reserved) and how it fares under pressure
-    (weight). platform-admin changes them; members of the tenant read their own.
+    (weight); and how fast it may use the cluster (rates). platform-admin changes them; members of the tenant read their
+    own.
     """
 
     @_typing.overload
@@ -37,28 +38,30 @@ class QuotaServiceStub:
     def __new__(cls, channel: _aio.Channel) -> QuotaServiceAsyncStub: ...
     GetQuota: _grpc.UnaryUnaryMultiCallable[_quotas_pb2.GetQuotaRequest, _quotas_pb2.Quota]
     UpdateQuota: _grpc.UnaryUnaryMultiCallable[_quotas_pb2.UpdateQuotaRequest, _quotas_pb2.Quota]
-    """Sets the quota of the tiers that the request lists; other tiers keep theirs. Refused with FAILED_PRECONDITION:
-    reservations that sum past the capacity of the registered nodes (I5), a limit below what the tenant now holds
-    unless allow_below_use is set.
+    """Sets the quota of the tiers that the request lists, and all rates if it has rates; what it does not have stays.
+    Refused with FAILED_PRECONDITION: reservations that sum past the capacity of the registered nodes (I5), a limit
+    below what the tenant now holds unless allow_below_use is set.
     """
 
 @_typing.type_check_only
 class QuotaServiceAsyncStub(QuotaServiceStub):
     """Quotas: how much of each tier a tenant may hold (limit), is promised (reserved) and how it fares under pressure
-    (weight). platform-admin changes them; members of the tenant read their own.
+    (weight); and how fast it may use the cluster (rates). platform-admin changes them; members of the tenant read their
+    own.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetQuota: _aio.UnaryUnaryMultiCallable[_quotas_pb2.GetQuotaRequest, _quotas_pb2.Quota]  # type: ignore[assignment]
     UpdateQuota: _aio.UnaryUnaryMultiCallable[_quotas_pb2.UpdateQuotaRequest, _quotas_pb2.Quota]  # type: ignore[assignment]
-    """Sets the quota of the tiers that the request lists; other tiers keep theirs. Refused with FAILED_PRECONDITION:
-    reservations that sum past the capacity of the registered nodes (I5), a limit below what the tenant now holds
-    unless allow_below_use is set.
+    """Sets the quota of the tiers that the request lists, and all rates if it has rates; what it does not have stays.
+    Refused with FAILED_PRECONDITION: reservations that sum past the capacity of the registered nodes (I5), a limit
+    below what the tenant now holds unless allow_below_use is set.
     """
 
 class QuotaServiceServicer(metaclass=_abc_1.ABCMeta):
     """Quotas: how much of each tier a tenant may hold (limit), is promised (reserved) and how it fares under pressure
-    (weight). platform-admin changes them; members of the tenant read their own.
+    (weight); and how fast it may use the cluster (rates). platform-admin changes them; members of the tenant read their
+    own.
     """
 
     @_abc_1.abstractmethod
@@ -74,9 +77,9 @@ class QuotaServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _quotas_pb2.UpdateQuotaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_quotas_pb2.Quota, _abc.Awaitable[_quotas_pb2.Quota]]:
-        """Sets the quota of the tiers that the request lists; other tiers keep theirs. Refused with FAILED_PRECONDITION:
-        reservations that sum past the capacity of the registered nodes (I5), a limit below what the tenant now holds
-        unless allow_below_use is set.
+        """Sets the quota of the tiers that the request lists, and all rates if it has rates; what it does not have stays.
+        Refused with FAILED_PRECONDITION: reservations that sum past the capacity of the registered nodes (I5), a limit
+        below what the tenant now holds unless allow_below_use is set.
         """
 
 def add_QuotaServiceServicer_to_server(servicer: QuotaServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -30,12 +30,18 @@ class TierUsage(_message.Message):
     LIMIT_BYTES_FIELD_NUMBER: _builtins.int
     RESERVED_BYTES_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
+    LENT_BYTES_FIELD_NUMBER: _builtins.int
+    BORROWED_BYTES_FIELD_NUMBER: _builtins.int
     tier: _quotas_pb2.Tier.ValueType
     used_bytes: _builtins.int
     """Resident + in flight + allocator slack, in bytes (I8)."""
     limit_bytes: _builtins.int
     reserved_bytes: _builtins.int
     entries: _builtins.int
+    lent_bytes: _builtins.int
+    """Summed over nodes: the part of the reservation that the tenant does not use, so that others may."""
+    borrowed_bytes: _builtins.int
+    """Summed over nodes: what the tenant uses past its reservation there, and may lose when others need it."""
     def __init__(
         self,
         *,
@@ -44,18 +50,128 @@ class TierUsage(_message.Message):
         limit_bytes: _builtins.int = ...,
         reserved_bytes: _builtins.int = ...,
         entries: _builtins.int = ...,
+        lent_bytes: _builtins.int = ...,
+        borrowed_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "limit_bytes", b"limit_bytes", "reserved_bytes", b"reserved_bytes", "tier", b"tier", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["borrowed_bytes", b"borrowed_bytes", "entries", b"entries", "lent_bytes", b"lent_bytes", "limit_bytes", b"limit_bytes", "reserved_bytes", b"reserved_bytes", "tier", b"tier", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TierUsage: _TypeAlias = TierUsage  # noqa: Y015
 
 @_typing.final
+class SsdActivity(_message.Message):
+    """What happened on SSD for one tenant since each node started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READS_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    READ_FAILURES_FIELD_NUMBER: _builtins.int
+    DEMOTIONS_FIELD_NUMBER: _builtins.int
+    DEMOTED_BYTES_FIELD_NUMBER: _builtins.int
+    DEMOTIONS_DROPPED_FIELD_NUMBER: _builtins.int
+    RELOCATIONS_FIELD_NUMBER: _builtins.int
+    EVICTIONS_FIELD_NUMBER: _builtins.int
+    reads: _builtins.int
+    """Entries read back whole."""
+    read_bytes: _builtins.int
+    read_failures: _builtins.int
+    """Entries that could not be read or did not verify: each was a miss."""
+    demotions: _builtins.int
+    """Entries written when DRAM evicted them."""
+    demoted_bytes: _builtins.int
+    demotions_dropped: _builtins.int
+    """Entries that DRAM evicted and SSD did not take: no room, over a write budget, or not writable."""
+    relocations: _builtins.int
+    """Hot entries written anew when their segment was reclaimed."""
+    evictions: _builtins.int
+    """Entries lost to a reclaim."""
+    def __init__(
+        self,
+        *,
+        reads: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        read_failures: _builtins.int = ...,
+        demotions: _builtins.int = ...,
+        demoted_bytes: _builtins.int = ...,
+        demotions_dropped: _builtins.int = ...,
+        relocations: _builtins.int = ...,
+        evictions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["demoted_bytes", b"demoted_bytes", "demotions", b"demotions", "demotions_dropped", b"demotions_dropped", "evictions", b"evictions", "read_bytes", b"read_bytes", "read_failures", b"read_failures", "reads", b"reads", "relocations", b"relocations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SsdActivity: _TypeAlias = SsdActivity  # noqa: Y015
+
+@_typing.final
 class Usage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class EvictionsByCauseEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class EvictedBytesByCauseEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class RefusedByReasonEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     TENANT_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
@@ -68,6 +184,12 @@ class Usage(_message.Message):
     EVICTIONS_FIELD_NUMBER: _builtins.int
     EVICTED_BYTES_FIELD_NUMBER: _builtins.int
     REPORT_TIME_FIELD_NUMBER: _builtins.int
+    EVICTIONS_BY_CAUSE_FIELD_NUMBER: _builtins.int
+    EVICTED_BYTES_BY_CAUSE_FIELD_NUMBER: _builtins.int
+    REFUSED_BY_REASON_FIELD_NUMBER: _builtins.int
+    TAKEN_ENTRIES_FIELD_NUMBER: _builtins.int
+    TAKEN_BYTES_FIELD_NUMBER: _builtins.int
+    SSD_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenants/{tenant}"""
     get_hits: _builtins.int
@@ -79,12 +201,34 @@ class Usage(_message.Message):
     puts_refused: _builtins.int
     evictions: _builtins.int
     evicted_bytes: _builtins.int
+    taken_entries: _builtins.int
+    """What this tenant's puts displaced of other tenants."""
+    taken_bytes: _builtins.int
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierUsage]: ...
     @_builtins.property
     def report_time(self) -> _timestamp_pb2.Timestamp:
         """Oldest report among the nodes."""
 
+    @_builtins.property
+    def evictions_by_cause(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Parts of evictions and of evicted_bytes by cause:
+          own-limit    an own put at the own limit
+          own-put      the pool was full, and an own put took an own entry
+          soft-mark    in the background, before the limit is met
+          neighbour    the pool was full, and another tenant's put took it
+          quota        the limit was set below use
+        Others may be added.
+        """
+
+    @_builtins.property
+    def evicted_bytes_by_cause(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def refused_by_reason(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Parts of puts_refused by the reason of the error, such as QUOTA_EXCEEDED."""
+
+    @_builtins.property
+    def ssd(self) -> Global___SsdActivity: ...
     def __init__(
         self,
         *,
@@ -99,10 +243,16 @@ class Usage(_message.Message):
         evictions: _builtins.int = ...,
         evicted_bytes: _builtins.int = ...,
         report_time: _timestamp_pb2.Timestamp | None = ...,
+        evictions_by_cause: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        evicted_bytes_by_cause: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        refused_by_reason: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        taken_entries: _builtins.int = ...,
+        taken_bytes: _builtins.int = ...,
+        ssd: Global___SsdActivity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["report_time", b"report_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report_time", b"report_time", "ssd", b"ssd"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_bytes", b"evicted_bytes", "evictions", b"evictions", "get_bytes", b"get_bytes", "get_hits", b"get_hits", "get_misses", b"get_misses", "put_bytes", b"put_bytes", "puts_refused", b"puts_refused", "puts_stored", b"puts_stored", "report_time", b"report_time", "tenant", b"tenant", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_bytes", b"evicted_bytes", "evicted_bytes_by_cause", b"evicted_bytes_by_cause", "evictions", b"evictions", "evictions_by_cause", b"evictions_by_cause", "get_bytes", b"get_bytes", "get_hits", b"get_hits", "get_misses", b"get_misses", "put_bytes", b"put_bytes", "puts_refused", b"puts_refused", "puts_stored", b"puts_stored", "refused_by_reason", b"refused_by_reason", "report_time", b"report_time", "ssd", b"ssd", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "tenant", b"tenant", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from saltern.admin.v1 import quotas_pb2 as _quotas_pb2
 from saltern.admin.v1 import tenants_pb2 as _tenants_pb2
+from saltern.admin.v1 import usage_pb2 as _usage_pb2
 from saltern.auth.v1 import auth_pb2 as _auth_pb2
 import builtins as _builtins
 import sys
@@ -196,6 +197,7 @@ class TenantPolicy(_message.Message):
     TIERS_FIELD_NUMBER: _builtins.int
     NAMESPACES_FIELD_NUMBER: _builtins.int
     MIN_ISSUE_TIME_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     state: _tenants_pb2.Tenant.State.ValueType
     @_builtins.property
@@ -208,6 +210,10 @@ class TenantPolicy(_message.Message):
     def min_issue_time(self) -> _timestamp_pb2.Timestamp:
         """Tokens issued before it are refused."""
 
+    @_builtins.property
+    def rates(self) -> _quotas_pb2.RateLimits:
+        """This node's share of the tenant's rate limits; 0, and a message that is not there, is no limit."""
+
     def __init__(
         self,
         *,
@@ -216,10 +222,11 @@ class TenantPolicy(_message.Message):
         tiers: _abc.Iterable[_quotas_pb2.TierQuota] | None = ...,
         namespaces: _abc.Iterable[Global___NamespacePolicy] | None = ...,
         min_issue_time: _timestamp_pb2.Timestamp | None = ...,
+        rates: _quotas_pb2.RateLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["min_issue_time", b"min_issue_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["min_issue_time", b"min_issue_time", "rates", b"rates"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_issue_time", b"min_issue_time", "namespaces", b"namespaces", "state", b"state", "tenant_id", b"tenant_id", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_issue_time", b"min_issue_time", "namespaces", b"namespaces", "rates", b"rates", "state", b"state", "tenant_id", b"tenant_id", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -261,6 +268,66 @@ Global___NamespacePolicy: _TypeAlias = NamespacePolicy  # noqa: Y015
 class TenantUsage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class EvictionsByCauseEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class EvictedBytesByCauseEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class RefusedByReasonEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TENANT_ID_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     GET_HITS_FIELD_NUMBER: _builtins.int
@@ -271,6 +338,12 @@ class TenantUsage(_message.Message):
     PUTS_REFUSED_FIELD_NUMBER: _builtins.int
     EVICTIONS_FIELD_NUMBER: _builtins.int
     EVICTED_BYTES_FIELD_NUMBER: _builtins.int
+    EVICTIONS_BY_CAUSE_FIELD_NUMBER: _builtins.int
+    EVICTED_BYTES_BY_CAUSE_FIELD_NUMBER: _builtins.int
+    REFUSED_BY_REASON_FIELD_NUMBER: _builtins.int
+    TAKEN_ENTRIES_FIELD_NUMBER: _builtins.int
+    TAKEN_BYTES_FIELD_NUMBER: _builtins.int
+    SSD_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     get_hits: _builtins.int
     get_misses: _builtins.int
@@ -280,8 +353,25 @@ class TenantUsage(_message.Message):
     puts_refused: _builtins.int
     evictions: _builtins.int
     evicted_bytes: _builtins.int
+    taken_entries: _builtins.int
+    """What this tenant's puts displaced of other tenants."""
+    taken_bytes: _builtins.int
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantTierUsage]: ...
+    @_builtins.property
+    def evictions_by_cause(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Parts of evictions and of evicted_bytes by cause, such as own-limit, neighbour, quota; a cause that never was may
+        be left out.
+        """
+
+    @_builtins.property
+    def evicted_bytes_by_cause(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def refused_by_reason(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Parts of puts_refused by the reason of the error."""
+
+    @_builtins.property
+    def ssd(self) -> _usage_pb2.SsdActivity: ...
     def __init__(
         self,
         *,
@@ -295,10 +385,16 @@ class TenantUsage(_message.Message):
         puts_refused: _builtins.int = ...,
         evictions: _builtins.int = ...,
         evicted_bytes: _builtins.int = ...,
+        evictions_by_cause: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        evicted_bytes_by_cause: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        refused_by_reason: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        taken_entries: _builtins.int = ...,
+        taken_bytes: _builtins.int = ...,
+        ssd: _usage_pb2.SsdActivity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ssd", b"ssd"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_bytes", b"evicted_bytes", "evictions", b"evictions", "get_bytes", b"get_bytes", "get_hits", b"get_hits", "get_misses", b"get_misses", "put_bytes", b"put_bytes", "puts_refused", b"puts_refused", "puts_stored", b"puts_stored", "tenant_id", b"tenant_id", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_bytes", b"evicted_bytes", "evicted_bytes_by_cause", b"evicted_bytes_by_cause", "evictions", b"evictions", "evictions_by_cause", b"evictions_by_cause", "get_bytes", b"get_bytes", "get_hits", b"get_hits", "get_misses", b"get_misses", "put_bytes", b"put_bytes", "puts_refused", b"puts_refused", "puts_stored", b"puts_stored", "refused_by_reason", b"refused_by_reason", "ssd", b"ssd", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "tenant_id", b"tenant_id", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -311,19 +407,27 @@ class TenantTierUsage(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     USED_BYTES_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
+    LENT_BYTES_FIELD_NUMBER: _builtins.int
+    BORROWED_BYTES_FIELD_NUMBER: _builtins.int
     tier: _quotas_pb2.Tier.ValueType
     used_bytes: _builtins.int
     entries: _builtins.int
+    lent_bytes: _builtins.int
+    """Of the reservation on this node: what is not used by the tenant and so lent to others."""
+    borrowed_bytes: _builtins.int
+    """What is used past the reservation on this node."""
     def __init__(
         self,
         *,
         tier: _quotas_pb2.Tier.ValueType = ...,
         used_bytes: _builtins.int = ...,
         entries: _builtins.int = ...,
+        lent_bytes: _builtins.int = ...,
+        borrowed_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "tier", b"tier", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["borrowed_bytes", b"borrowed_bytes", "entries", b"entries", "lent_bytes", b"lent_bytes", "tier", b"tier", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
