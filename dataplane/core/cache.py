@@ -18,7 +18,6 @@ I12 (what the policy no longer names is gone at once).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from dataplane.core import refusals
@@ -147,7 +146,7 @@ class CacheCore:
             index, key, size_bytes, extent_bytes, now_ns
         )
         if isinstance(admitted, PutRefused):
-            index.owner.counters.puts_refused += 1
+            index.owner.counters.refused(admitted.error.reason)
             return admitted
         return PutTicket(admitted.offset, size_bytes, admitted)
 
@@ -171,7 +170,7 @@ class CacheCore:
             refused = self._refuse_closed(index.partition)
         elif budget.used_bytes > budget.limit_bytes:
             refused = refusals.quota_exceeded(index.owner, entry.size_bytes)
-            index.owner.counters.puts_refused += 1
+            index.owner.counters.refused(refused.error.reason)
         else:
             self._pool.publish(entry, checksum, now_ns)
             return None
@@ -378,8 +377,10 @@ class CacheCore:
                 slack_bytes=budget.slack_bytes,
                 held_bytes=budget.held_bytes,
                 entries=sum(len(index.entries) for index in owner.partitions.values()),
-                counters=replace(owner.counters),
+                counters=owner.counters.copy(),
                 ssd=None if self._ssd is None else self._ssd.usage(tenant),
+                weight=budget.weight,
+                protected_bytes=budget.protected_bytes,
             )
         if self._ssd is not None:
             for tenant in self._ssd.tenants.keys() - tenants.keys():
@@ -423,10 +424,11 @@ class CacheCore:
         return None
 
     def _refuse_closed(self, partition: Partition) -> PutRefused:
+        error = check_partition(self._policy, partition) or namespace_not_available(partition.namespace)
         owner = self._pool.tenants.get(partition.tenant)
         if owner is not None:
-            owner.counters.puts_refused += 1
-        return PutRefused(check_partition(self._policy, partition) or namespace_not_available(partition.namespace))
+            owner.counters.refused(error.reason)
+        return PutRefused(error)
 
     def _new_tenant(self, tenant: TenantId) -> TenantCache:
         account = EarningAccount() if self._reservations is Reservations.EARNING else None

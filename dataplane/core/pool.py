@@ -14,6 +14,7 @@ from dataplane.core.entry import Entry, EntryState, PutRefused
 from dataplane.core.extents import Extents
 from dataplane.core.partition import Partition
 from dataplane.core.tenant_cache import PartitionIndex, TenantCache
+from dataplane.core.usage import EvictionCause
 from dataplane.core.victims import choose_victims
 from saltern.keys import BlockKey
 from saltern.names import TenantId
@@ -65,8 +66,7 @@ class Pool:
             victims = choose_victims(self.extents, owner, borrowers, extent_bytes, self.advance(now_ns))
             if victims is None:
                 return refusals.node_full(owner, size_bytes, self.extents.free_bytes)
-            for victim in victims:
-                self.evict(victim)
+            self._make_room(owner, victims, budget.used_bytes + extent_bytes - budget.limit_bytes)
             offset = self.extents.allocate(extent_bytes)
             assert offset is not None, "the victims were chosen to make one free extent"
         budget.begin(size_bytes, extent_bytes)
@@ -125,18 +125,17 @@ class Pool:
         entry.index.owner.order.remove(entry)
         self._detach(entry)
 
-    def evict(self, entry: Entry) -> None:
+    def evict(self, entry: Entry, cause: EvictionCause) -> None:
         """Remove an entry that nobody holds, to make room."""
         owner = entry.index.owner
-        owner.counters.evictions += 1
-        owner.counters.evicted_bytes += entry.size_bytes
+        owner.counters.evicted(entry.size_bytes, cause)
         if self.demote is not None:
             self.demote(entry)
         owner.order.evict(entry)
         self._detach(entry)
 
     def evict_down_to_limit(self, owner: TenantCache) -> int:
-        """Evict own coldest entries until the limit is met (I4) or nothing more can go; return how many."""
+        """After the limit was lowered: evict own coldest until it is met (I4) or nothing more can go; how many went."""
         excess_bytes = owner.budget.used_bytes - owner.budget.limit_bytes
         victims = []
         for entry in owner.order:
@@ -146,7 +145,7 @@ class Pool:
                 victims.append(entry)
                 excess_bytes -= entry.extent_bytes
         for entry in victims:
-            self.evict(entry)
+            self.evict(entry, EvictionCause.QUOTA)
         return len(victims)
 
     def purge(self, index: PartitionIndex) -> int:
@@ -175,6 +174,16 @@ class Pool:
         if not owner.in_policy and not owner.budget.used_bytes:
             self.borrowers.pop(owner.tenant, None)
             self.tenants.pop(owner.tenant, None)
+
+    def _make_room(self, requester: TenantCache, victims: list[Entry], excess_bytes: int) -> None:
+        """Evict what a put displaces; the first of ``victims`` bring the requester's limit ``excess_bytes``."""
+        for victim in victims:
+            if victim.index.owner is not requester:
+                requester.counters.took(victim.size_bytes)
+                self.evict(victim, EvictionCause.NEIGHBOUR)
+            else:
+                self.evict(victim, EvictionCause.OWN_LIMIT if excess_bytes > 0 else EvictionCause.OWN_PUT)
+            excess_bytes -= victim.extent_bytes
 
     def _detach(self, entry: Entry) -> None:
         del entry.index.entries[entry.key]

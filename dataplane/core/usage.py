@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from saltern.names import TenantId
+
+
+class EvictionCause(StrEnum):
+    """Why an entry was evicted: whose put, or whose rule, made it go.
+
+    OWN_LIMIT: its own tenant's put, which would have passed the tenant's limit.
+    OWN_PUT: its own tenant's put; the pool was full and this was what the put could take.
+    NEIGHBOUR: another tenant's put; the pool was full and this was the coldest that the put could take.
+    SOFT_MARK: in the background, before a put of its tenant has to wait for it.
+    QUOTA: its tenant's limit was lowered below what it used.
+    """
+
+    OWN_LIMIT = "own-limit"
+    OWN_PUT = "own-put"
+    NEIGHBOUR = "neighbour"
+    SOFT_MARK = "soft-mark"
+    QUOTA = "quota"
 
 
 @dataclass(slots=True)
@@ -16,8 +34,10 @@ class TenantCounters:
         get_hits, get_misses: keys asked for and found, or not.
         get_bytes: lengths of the hits.
         put_bytes: lengths of the entries stored.
-        puts_refused: puts that were neither stored nor there already.
-        evictions, evicted_bytes: entries that left to make room or to meet a lower limit, and their lengths.
+        refused_by_reason: puts that were neither stored nor there already, by the reason of the error.
+        evictions_by_cause, evicted_bytes_by_cause: entries of this tenant that left to make room or to meet a lower
+            limit, and their lengths; a cause that never was is absent.
+        taken_entries, taken_bytes: what this tenant's own puts evicted of others, and their lengths.
     """
 
     get_hits: int = 0
@@ -25,9 +45,49 @@ class TenantCounters:
     get_bytes: int = 0
     put_bytes: int = 0
     puts_stored: int = 0
-    puts_refused: int = 0
-    evictions: int = 0
-    evicted_bytes: int = 0
+    taken_entries: int = 0
+    taken_bytes: int = 0
+    refused_by_reason: dict[str, int] = field(default_factory=dict)
+    evictions_by_cause: dict[EvictionCause, int] = field(default_factory=dict)
+    evicted_bytes_by_cause: dict[EvictionCause, int] = field(default_factory=dict)
+
+    @property
+    def puts_refused(self) -> int:
+        """Puts that were neither stored nor there already."""
+        return sum(self.refused_by_reason.values())
+
+    @property
+    def evictions(self) -> int:
+        """Entries that left to make room or to meet a lower limit."""
+        return sum(self.evictions_by_cause.values())
+
+    @property
+    def evicted_bytes(self) -> int:
+        """Lengths of the entries that left to make room or to meet a lower limit."""
+        return sum(self.evicted_bytes_by_cause.values())
+
+    def refused(self, reason: str) -> None:
+        """A put of this tenant was refused."""
+        self.refused_by_reason[reason] = self.refused_by_reason.get(reason, 0) + 1
+
+    def evicted(self, size_bytes: int, cause: EvictionCause) -> None:
+        """An entry of this tenant was evicted."""
+        self.evictions_by_cause[cause] = self.evictions_by_cause.get(cause, 0) + 1
+        self.evicted_bytes_by_cause[cause] = self.evicted_bytes_by_cause.get(cause, 0) + size_bytes
+
+    def took(self, size_bytes: int) -> None:
+        """A put of this tenant evicted an entry of another one."""
+        self.taken_entries += 1
+        self.taken_bytes += size_bytes
+
+    def copy(self) -> TenantCounters:
+        """The counters as they are now; later events do not change it."""
+        return replace(
+            self,
+            refused_by_reason=dict(self.refused_by_reason),
+            evictions_by_cause=dict(self.evictions_by_cause),
+            evicted_bytes_by_cause=dict(self.evicted_bytes_by_cause),
+        )
 
 
 @dataclass(slots=True)
@@ -79,6 +139,10 @@ class TenantUsage:
     """One tenant's books in DRAM (see :class:`dataplane.core.budget.TierBudget`) and counters at one moment.
 
     ``used_bytes`` = ``resident_bytes`` + ``in_flight_bytes`` + ``slack_bytes``; ``entries`` counts what can be read.
+
+    Attributes:
+        weight: divides the age of its entries when victims are compared across tenants.
+        protected_bytes: what of the reservation nobody else may take now (:mod:`dataplane.core.reservations`).
     """
 
     reserved_bytes: int
@@ -91,6 +155,18 @@ class TenantUsage:
     entries: int
     counters: TenantCounters
     ssd: SsdUsage | None = None
+    weight: int = 100
+    protected_bytes: int = 0
+
+    @property
+    def lent_bytes(self) -> int:
+        """What of the reservation the tenant does not use, and others may meanwhile."""
+        return max(0, self.reserved_bytes - self.used_bytes)
+
+    @property
+    def borrowed_bytes(self) -> int:
+        """What the tenant uses beyond its reservation."""
+        return max(0, self.used_bytes - self.reserved_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from dataplane.core.extents import GRANULE_BYTES, Extents, TrialFree
 from dataplane.core.partition import Partition
 from dataplane.core.pool import Pool
 from dataplane.core.tenant_cache import PartitionIndex
+from dataplane.core.usage import EvictionCause
 from dataplane.io.batches import GetBatch, PutBatch
 from tenants.policy import NodePolicy
 
@@ -179,7 +180,7 @@ def _evict_before_refusing(original: Any) -> Any:
         if not isinstance(outcome, Entry):
             for entry in list(index.owner.order)[:1]:
                 if not entry.pins:
-                    self.evict(entry)
+                    self.evict(entry, EvictionCause.OWN_PUT)
         return outcome
 
     return admit
@@ -191,7 +192,7 @@ def _wipe_for_what_can_never_fit(original: Any) -> Any:
         if refused is not None and refused.error.reason == "ENTRY_TOO_LARGE":
             for entry in list(index.owner.order):
                 if not entry.pins:
-                    self._pool.evict(entry)
+                    self._pool.evict(entry, EvictionCause.OWN_PUT)
         return refused
 
     return precheck

@@ -150,7 +150,7 @@ class TrafficCommands:
                 reason = "CHECKSUM_MISMATCH"
             else:
                 reason = "QUOTA_EXCEEDED" if is_open else model.closed_because(entry.partition) or "UNEXPECTED"
-                model.counters[tenant].puts_refused += 1
+                model.counters[tenant].refused(reason)
             model.forget()
             self.done[f"finished as {reason}"] += 1
         self.say(f"{session} sends the last of {_short(item.key)}: {reason or 'stored'}")
@@ -162,7 +162,7 @@ class TrafficCommands:
         if refused_in is not None:
             self.done[f"refused as {reason}"] += 1
             if reason != "ALREADY_EXISTS" and refused_in.tenant in self.model.counters:
-                self.model.counters[refused_in.tenant].puts_refused += 1
+                self.model.counters[refused_in.tenant].refused(reason)
 
     def _close_put(self, session: Session, put: Putting) -> None:
         put.batch.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from dataplane.core.extents import GRANULE_BYTES
 from dataplane.core.partition import Partition
-from dataplane.core.usage import TenantCounters
+from dataplane.core.usage import EvictionCause, TenantCounters
 from saltern.keys import BlockKey
 from saltern.names import NamespaceId, TenantId
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
@@ -190,9 +190,8 @@ class CacheModel:
         else:
             self.live.remove(entry)
 
-    def evict(self, entry: ModelEntry) -> None:
-        self.counters[entry.tenant].evictions += 1
-        self.counters[entry.tenant].evicted_bytes += entry.size_bytes
+    def evict(self, entry: ModelEntry, cause: EvictionCause) -> None:
+        self.counters[entry.tenant].evicted(entry.size_bytes, cause)
         self.remove(entry)
 
     def shrink(self, tenant: TenantId) -> None:
@@ -200,7 +199,7 @@ class CacheModel:
             if self.used(tenant) <= self.quota(tenant).limit_bytes:
                 break
             if entry.is_evictable:
-                self.evict(entry)
+                self.evict(entry, EvictionCause.QUOTA)
 
     def unpin(self, entry: ModelEntry) -> None:
         entry.pins -= 1
@@ -242,9 +241,19 @@ class CacheModel:
         for entry in lost:
             if not entry.is_evictable:
                 self.unlawful.append("I7: a held entry was evicted")
-            self.evict(entry)
+        self._evict_for(requester, extent_bytes, lost)
         if self.used(requester) + extent_bytes > quota.limit_bytes:
             self.unlawful.append("I4: admitted past the limit")
+
+    def _evict_for(self, requester: TenantId, extent_bytes: int, lost: list[ModelEntry]) -> None:
+        """Take out what a put displaced; its tenant's own coldest went for its limit, as far as that asked for it."""
+        excess_bytes = self.used(requester) + extent_bytes - self.quota(requester).limit_bytes
+        for entry in sorted((e for e in lost if e.tenant == requester), key=self._place):
+            self.evict(entry, EvictionCause.OWN_LIMIT if excess_bytes > 0 else EvictionCause.OWN_PUT)
+            excess_bytes -= entry.extent_bytes
+        for entry in (e for e in lost if e.tenant != requester):
+            self.evict(entry, EvictionCause.NEIGHBOUR)
+            self.counters[requester].took(entry.size_bytes)
 
     def judge_refusal(self, requester: TenantId, extent_bytes: int, reason: str) -> None:
         """Note in ``unlawful`` a put that was refused although evicting would have made room."""

@@ -7,6 +7,7 @@ import pytest
 from dataplane.core.cache import CacheCore
 from dataplane.core.entry import Pin, PutTicket
 from dataplane.core.partition import Partition
+from dataplane.core.usage import EvictionCause
 from saltern.errors import (
     AlreadyExistsError,
     EntryTooLargeError,
@@ -412,7 +413,24 @@ def test_counters_tell_what_happened() -> None:
     assert (counters.get_hits, counters.get_misses, counters.get_bytes) == (2, 1, 2 * G)
     assert (counters.puts_stored, counters.put_bytes, counters.puts_refused) == (5, 6 * G, 1)
     assert (counters.evictions, counters.evicted_bytes) == (2, 2 * G)
+    assert counters.evictions_by_cause == {EvictionCause.OWN_LIMIT: 2}
+    assert counters.refused_by_reason == {"ENTRY_TOO_LARGE": 1}
     assert node.core.usage().tenants[TenantId("b")].counters.get_misses == 0
+
+
+def test_i8_every_eviction_is_counted_by_its_cause() -> None:
+    node = node_of(6, {"a": (2, 4), "b": (0, 6)})
+    node.fill("b", range(6))
+    node.fill("a", range(5))
+    node.put("b", 6)
+    node.apply(make_policy(2, {"a": (2, 3), "b": (0, 6)}))
+    usage = node.core.usage().tenants
+    a, b = usage[TenantId("a")], usage[TenantId("b")]
+    assert a.counters.evictions_by_cause == {EvictionCause.OWN_LIMIT: 1, EvictionCause.QUOTA: 1}
+    assert b.counters.evictions_by_cause == {EvictionCause.NEIGHBOUR: 4, EvictionCause.OWN_PUT: 1}
+    assert (a.counters.taken_entries, a.counters.taken_bytes) == (4, 4 * G)
+    assert (a.borrowed_bytes, a.lent_bytes, a.protected_bytes, a.weight) == (G, 0, 2 * G, 100)
+    assert (b.borrowed_bytes, b.lent_bytes, b.protected_bytes) == (2 * G, 0, 0)
 
 
 def test_a_clock_that_steps_back_does_no_harm() -> None:

@@ -168,7 +168,7 @@ class CacheMachine(RuleBasedStateMachine):
         else:
             assert reason == expected
         if reason != "ALREADY_EXISTS" and tenant in model.counters:
-            model.counters[tenant].puts_refused += 1
+            model.counters[tenant].refused(reason)
         if any(not self.sees(entry) for entry in visible):
             model.unlawful.append("I6: a refused put evicted something")
         return False
@@ -216,7 +216,7 @@ class CacheMachine(RuleBasedStateMachine):
             model.counters[tenant].put_bytes += entry.size_bytes
             assert self.sees(entry), "I6: acknowledged and not readable"
         else:
-            model.counters[tenant].puts_refused += 1
+            model.counters[tenant].refused(refused.error.reason)
             model.live.remove(entry)
             model.forget()
 

@@ -126,3 +126,27 @@ def test_mixed_sizes_do_not_lose_capacity() -> None:
     for extent in live:
         extents.free(*extent)
     assert extents.free_extents() == [(0, 1 << 30)]
+
+
+def test_exactly_this_extent_is_taken() -> None:
+    extents = Extents(10 * G)
+    extents.take(ArenaOffset(0), G)
+    extents.take(ArenaOffset(3 * G), 2 * G)
+    extents.take(ArenaOffset(8 * G), 2 * G)
+    extents.take(ArenaOffset(2 * G), G)
+    extents.check_invariants()
+    assert extents.free_extents() == [(G, G), (5 * G, 3 * G)]
+    assert extents.free_bytes == 4 * G
+
+
+@pytest.mark.parametrize(
+    ("start", "size"), [(G, G), (2 * G, 3 * G), (4 * G, 5 * G), (-G, G), (7 * G, 2 * G), (2 * G, 0), (2 * G + 1, G)]
+)
+def test_taking_what_is_not_all_free_is_an_internal_error_and_changes_nothing(start: int, size: int) -> None:
+    extents = Extents(8 * G)
+    extents.take(ArenaOffset(G), G)
+    extents.take(ArenaOffset(4 * G), G)
+    with pytest.raises(InternalError):
+        extents.take(ArenaOffset(start), size)
+    extents.check_invariants()
+    assert extents.free_extents() == [(0, G), (2 * G, 2 * G), (5 * G, 3 * G)]
