@@ -16,6 +16,7 @@ from dataplane.io import letting_go
 from dataplane.io.conversation import Conversation
 from dataplane.io.session import NodeState, Session, too_many_sessions
 from dataplane.io.stream import READ, TURN, WAKE, WRITE, ByteStream, PeerGoneError, Want
+from dataplane.metrics.meters import DoorMeter, Transport
 from dataplane.settings import SessionLimits
 from saltern import wire
 from saltern.names import TenantId
@@ -43,6 +44,7 @@ class Connection:
         "_want",
         "_writes",
         "conversation",
+        "meter",
         "tenant",
     )
 
@@ -55,12 +57,15 @@ class Connection:
         sock: socket.socket,
         stream: ByteStream,
         conversation: Conversation,
+        *,
+        meter: DoorMeter,
         on_close: Callable[[Connection], None],
     ) -> None:
         self.conversation = conversation
         self.tenant: TenantId | None = None
         self._loop = loop
         self._fileno = sock.fileno()
+        self.meter = meter
         self._stream = stream
         conversation.wake = self._wake
         self._script = conversation.run()
@@ -78,13 +83,14 @@ class Connection:
         reason = self.conversation.overdue(now_s)
         if reason:
             _log.info("session closed", reason=reason, tenant=self.tenant)
-            self.close()
+            self.close(reason)
 
-    def close(self) -> None:
+    def close(self, reason: str) -> None:
         """End the script, which gives back what it holds, and close the socket; idempotent."""
         if self._want is None:
             return
         self._want = None
+        self.meter.ended(was_open=self.tenant is not None, reason=reason)
         if Connection._last_readable is self:
             Connection._last_readable = None
         if self._reads:
@@ -103,12 +109,12 @@ class Connection:
         try:
             want = next(self._script)
         except (StopIteration, PeerGoneError):
-            self.close()
+            self.close(self.conversation.end_reason)
             return
         except Exception:
             # A fault of ours ends this session and no other; its script has given back what it held.
             _log.exception("session failed", tenant=self.tenant)
-            self.close()
+            self.close("INTERNAL")
             return
         self._want = want
         if want is READ:
@@ -163,7 +169,7 @@ class SessionTable:
         """Close idle sessions and wait until the others have answered what they are at, at most ``limit_s``."""
         for connection in list(self._connections):
             if not connection.conversation.is_busy:
-                connection.close()
+                connection.close("DRAINING")
         if self._connections:
             self._on_empty = asyncio.Event()
             with contextlib.suppress(TimeoutError):
@@ -178,15 +184,17 @@ class SessionTable:
         if self._sweeper is not None:
             self._sweeper.cancel()
         for connection in list(self._connections):
-            connection.close()
+            connection.close("DRAINING")
 
     def adopt(self, sock: socket.socket, *, takes_descriptors: bool) -> None:
         """Serve an accepted socket, or answer TOO_MANY_SESSIONS and close it."""
+        meter = self._node.meters.doors[Transport.SHM if takes_descriptors else Transport.TCP]
         is_full = len(self._connections) >= self._limits.sessions_max
         if self._unopened and (is_full or len(self._unopened) >= self._limits.unopened_max):
             # Whoever means it says HELLO at once and is not the oldest for long.
-            next(iter(self._unopened)).close()
+            next(iter(self._unopened)).close("GAVE_WAY")
         if len(self._connections) >= self._limits.sessions_max:
+            meter.ended(was_open=False, reason="TOO_MANY_SESSIONS")
             _refuse(sock)
             return
         sock.setblocking(False)
@@ -198,7 +206,8 @@ class SessionTable:
             others_descriptor=_epoll_descriptor(loop),
         )
         session = Session(self._node, lambda tenant: self._claim_place(connection, tenant))
-        connection = Connection(loop, sock, stream, Conversation(stream, session, self._limits), self._forget)
+        conversation = Conversation(stream, session, self._limits, meter)
+        connection = Connection(loop, sock, stream, conversation, meter=meter, on_close=self._forget)
         self._connections.add(connection)
         self._unopened[connection] = None
         connection.start()
@@ -209,6 +218,7 @@ class SessionTable:
         self._by_tenant[tenant] += 1
         del self._unopened[connection]
         connection.tenant = tenant
+        connection.meter.opened += 1
         return True
 
     def _forget(self, connection: Connection) -> None:

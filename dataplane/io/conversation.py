@@ -8,7 +8,7 @@ straight into the arena, and from the arena straight out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import Final
 
 import msgspec
@@ -19,6 +19,7 @@ from dataplane.io.letting_go import close_descriptor
 from dataplane.io.regions import Region, RegionTable
 from dataplane.io.session import Session, closes_session
 from dataplane.io.stream import BUFFER_BYTES, READ, TURN, WAKE, ByteStream, Script
+from dataplane.metrics.meters import DoorMeter
 from dataplane.settings import SessionLimits
 from saltern import wire
 from saltern.errors import ProtocolError, SalternError
@@ -41,6 +42,7 @@ class Conversation:
 
     Attributes:
         deadline_s: when the present wait ends the session, on the clock of ``time.monotonic``.
+        end_reason: why the script has ended by itself.
         is_in_frame: whether a frame or its reply is on its way; only then does a lack of progress count.
         is_busy: whether a request is being handled.
         is_alone: whether no other session had a turn since this one's last.
@@ -51,20 +53,24 @@ class Conversation:
         "_alone_until_s",
         "_lapsed_s",
         "_limits",
+        "_meter",
         "_regions",
         "_session",
         "_stream",
         "deadline_s",
+        "end_reason",
         "is_alone",
         "is_busy",
         "is_in_frame",
         "wake",
     )
 
-    def __init__(self, stream: ByteStream, session: Session, limits: SessionLimits) -> None:
+    def __init__(self, stream: ByteStream, session: Session, limits: SessionLimits, meter: DoorMeter) -> None:
         self._stream = stream
         self._session = session
         self._limits = limits
+        self._meter = meter
+        self.end_reason = "CLIENT_LEFT"
         self._regions = RegionTable(session.region_space)
         self.deadline_s = monotonic() + limits.hello_s
         #: Since when the gate refuses the session.
@@ -97,7 +103,7 @@ class Conversation:
                 open_for_more = yield from self._frame()
         except ProtocolError as error:
             # Found while receiving, outside of any one frame.
-            yield from self._part(wire.encode_error_reply(_PING, 0, error), 0)
+            yield from self._part(_PING, 0, error, 0)
         finally:
             self._regions.close()
 
@@ -113,9 +119,10 @@ class Conversation:
             opcode, request_id, payload_bytes = header.opcode, header.request_id, header.payload_bytes
             session.check_frame(header)
         except SalternError as error:
-            yield from self._part(wire.encode_error_reply(opcode, request_id, error), payload_bytes)
+            yield from self._part(opcode, request_id, error, payload_bytes)
             return False
 
+        began_ns = monotonic_ns()
         self.is_busy = True
         frame_bytes = HEADER_BYTES + header.body_bytes
         if frame_bytes <= BUFFER_BYTES:
@@ -138,6 +145,7 @@ class Conversation:
         else:
             stream.consume(frame_bytes)
             yield from self._reply(answer) if isinstance(answer, bytes) else answer
+        self._meter.observe(opcode, session.tenant, monotonic_ns() - began_ns)
         stream.close_stale_descriptors()
         self.is_busy = self.is_in_frame = False
         if stream.spend_turn(_REQUEST_COST_BYTES):
@@ -173,13 +181,13 @@ class Conversation:
 
     def _refuse(self, header: wire.Header, error: SalternError) -> Script[bool]:
         """Answer a request that was refused before any of its payload was read; False if that ends the session."""
-        reply = wire.encode_error_reply(header.opcode, header.request_id, error)
         if closes_session(error, self._session):
-            yield from self._part(reply, header.payload_bytes)
+            yield from self._part(header.opcode, header.request_id, error, header.payload_bytes)
             return False
+        self._meter.refused[error.reason] += 1
         self._expect_transfer(header.payload_bytes)
         yield from self._stream.discard(header.payload_bytes)
-        yield from self._reply(reply)
+        yield from self._reply(wire.encode_error_reply(header.opcode, header.request_id, error))
         return True
 
     def _expect_transfer(self, payload_bytes: int) -> None:
@@ -300,10 +308,12 @@ class Conversation:
             self._expect_transfer(0)
             yield from self._stream.send([memoryview(reply)[sent:]])
 
-    def _part(self, reply: bytes, unread_bytes: int) -> Script[None]:
-        """Send the last reply and let the client read it before the connection is closed."""
+    def _part(self, opcode: int, request_id: int, error: SalternError, unread_bytes: int) -> Script[None]:
+        """Send ``error`` as the last reply and let the client read it before the connection is closed."""
         self.is_busy = False
-        yield from self._reply(reply)
+        self.end_reason = error.reason
+        self._meter.refused[error.reason] += 1
+        yield from self._reply(wire.encode_error_reply(opcode, request_id, error))
         self.deadline_s = monotonic() + self._limits.linger_s
         yield from self._stream.linger(unread_bytes + BUFFER_BYTES)
 

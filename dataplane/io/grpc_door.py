@@ -11,6 +11,7 @@ import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic_ns
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -21,6 +22,7 @@ from dataplane.core.partition import Partition
 from dataplane.io.batches import GetBatch, PutBatch
 from dataplane.io.session import NodeState
 from dataplane.io.tcp import bind_error
+from dataplane.metrics.meters import Transport
 from saltern import wire
 from saltern.cache.v1 import cache_pb2, cache_pb2_grpc
 from saltern.endpoints import Endpoint
@@ -37,6 +39,7 @@ from saltern.keys import KEY_BYTES, BlockKey
 from saltern.names import TenantId
 from saltern.rpc_errors import abort
 from saltern.rpc_intake import MessageLimits, take_in
+from saltern.wire import Opcode
 from tenants.roles import Permission
 
 _log = structlog.get_logger(__name__)
@@ -55,6 +58,13 @@ _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 _METADATA_MAX_BYTES: Final = 16 * 1024
 _TURN_BYTES: Final = 4 * 1024 * 1024
 _SCHEME: Final = "Bearer "
+#: What a method is called on the wire protocol: latencies are counted under one name for both doors.
+_OPCODES: Final = {
+    "/saltern.cache.v1.CacheService/PutBlocks": Opcode.PUT,
+    "/saltern.cache.v1.CacheService/GetBlocks": Opcode.GET,
+    "/saltern.cache.v1.CacheService/LookupBlocks": Opcode.LOOKUP,
+    "/saltern.cache.v1.CacheService/DeleteBlocks": Opcode.DELETE,
+}
 
 Context = grpc.aio.ServicerContext[Any, Any]
 RequestT = TypeVar("RequestT", bound=Message)
@@ -70,22 +80,35 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
     async def PutBlocks(  # noqa: N802 - the name is the contract's
         self, request: cache_pb2.PutBlocksRequest, context: Context
     ) -> cache_pb2.PutBlocksResponse:
-        return await _answer(self._put(request, context), context)
+        return await self._answer(self._put(request, context), context)
 
     async def GetBlocks(  # noqa: N802
         self, request: cache_pb2.GetBlocksRequest, context: Context
     ) -> cache_pb2.GetBlocksResponse:
-        return await _answer(self._get(request, context), context)
+        return await self._answer(self._get(request, context), context)
 
     async def LookupBlocks(  # noqa: N802
         self, request: cache_pb2.LookupBlocksRequest, context: Context
     ) -> cache_pb2.LookupBlocksResponse:
-        return await _answer(self._lookup(request, context), context)
+        return await self._answer(self._lookup(request, context), context)
 
     async def DeleteBlocks(  # noqa: N802
         self, request: cache_pb2.DeleteBlocksRequest, context: Context
     ) -> cache_pb2.DeleteBlocksResponse:
-        return await _answer(self._delete(request, context), context)
+        return await self._answer(self._delete(request, context), context)
+
+    async def _answer(self, work: Awaitable[ReplyT], context: Context) -> ReplyT:
+        """The one edge from errors to gRPC status."""
+        refused = self._node.meters.doors[Transport.GRPC].refused
+        try:
+            return await work
+        except SalternError as error:
+            refused[error.reason] += 1
+            await abort(context, error)
+        except Exception:
+            _log.exception("call failed")
+            refused[InternalError.default_reason] += 1
+            await abort(context, InternalError("the node failed to answer", hint="see the node's log"))
 
     async def _put(self, request: cache_pb2.PutBlocksRequest, context: Context) -> cache_pb2.PutBlocksResponse:
         partition = self._open(request.namespace_id, request.epoch, Permission.ENTRIES_WRITE, context)
@@ -174,6 +197,7 @@ class TokenFirst(grpc.aio.ServerInterceptor):
 
     def __init__(self, node: NodeState) -> None:
         self._node = node
+        self._meter = node.meters.doors[Transport.GRPC]
         self._calls: Counter[TenantId | None] = Counter()
 
     async def intercept_service(
@@ -186,15 +210,17 @@ class TokenFirst(grpc.aio.ServerInterceptor):
                 raise UnavailableError("the node is shutting down", reason="DRAINING", hint="use another node")
             claims = self._node.gate.verify(bearer_token(handler_call_details.invocation_metadata))
         except SalternError as error:
+            self._meter.refused[error.reason] += 1
             # A handler of a request *stream* is called before anything is received.
             return grpc.stream_unary_rpc_method_handler(functools.partial(_refuse, error))
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        return take_in(handler, functools.partial(self._place, claims.tenant), _MESSAGE_LIMITS)
+        place = functools.partial(self._place, claims.tenant, _OPCODES.get(handler_call_details.method, Opcode.PING))
+        return take_in(handler, place, _MESSAGE_LIMITS)
 
     @asynccontextmanager
-    async def _place(self, tenant: TenantId | None, context: Context) -> AsyncIterator[None]:
+    async def _place(self, tenant: TenantId | None, opcode: int, context: Context) -> AsyncIterator[None]:
         if self._calls[tenant] >= TENANT_CALLS_MAX:
             error = ResourceExhaustedError(
                 f"the tenant has {TENANT_CALLS_MAX} calls in progress on this node, and that is the limit",
@@ -202,11 +228,14 @@ class TokenFirst(grpc.aio.ServerInterceptor):
                 hint="wait for answers, put more blocks into each call, or use the wire protocol",
                 retry_after_ms=1000,
             )
+            self._meter.refused[error.reason] += 1
             await abort(context, error)
         self._calls[tenant] += 1
+        began_ns = monotonic_ns()
         try:
             yield
         finally:
+            self._meter.observe(opcode, tenant, monotonic_ns() - began_ns)
             self._calls[tenant] -= 1
             if not self._calls[tenant]:
                 del self._calls[tenant]
@@ -262,17 +291,6 @@ def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
             hint="send 'authorization: Bearer <token>' once",
         )
     return value[len(_SCHEME) :]
-
-
-async def _answer(work: Awaitable[ReplyT], context: Context) -> ReplyT:
-    """The one edge from errors to gRPC status."""
-    try:
-        return await work
-    except SalternError as error:
-        await abort(context, error)
-    except Exception:
-        _log.exception("call failed")
-        await abort(context, InternalError("the node failed to answer", hint="see the node's log"))
 
 
 async def _refuse(error: SalternError, _requests: object, context: Context) -> None:

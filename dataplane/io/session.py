@@ -19,6 +19,7 @@ from dataplane.core.partition import Partition
 from dataplane.io.batches import Blocks, GetBatch, PutBatch
 from dataplane.io.gate import Gate, Grant
 from dataplane.io.regions import RegionSpace
+from dataplane.metrics.meters import Meters
 from saltern import wire
 from saltern.errors import (
     ProtocolError,
@@ -62,6 +63,7 @@ class NodeState:
     blocks: Blocks
     gate: Gate
     region_space: RegionSpace = field(default_factory=RegionSpace)
+    meters: Meters = field(default_factory=Meters)
     is_draining: bool = False
 
 
@@ -83,6 +85,11 @@ class Session:
     def is_open(self) -> bool:
         """Whether HELLO has succeeded."""
         return self._grant is not None
+
+    @property
+    def tenant(self) -> TenantId | None:
+        """Whose session it is; None before HELLO."""
+        return None if self._grant is None else self._grant.partition.tenant
 
     @property
     def is_lapsed(self) -> bool:
