@@ -9,15 +9,15 @@ from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from dataplane.core.usage import NodeUsage, TenantUsage
-from saltern.admin.v1 import quotas_pb2, tenants_pb2
+from dataplane.core.usage import NodeUsage, SsdCounters, SsdUsage, TenantUsage
+from saltern.admin.v1 import quotas_pb2, tenants_pb2, usage_pb2
 from saltern.auth.v1 import auth_pb2
 from saltern.errors import InvalidArgumentError, SalternError
 from saltern.names import NamespaceId, TenantId, parse_namespace_id, parse_tenant_id
 from saltern.node.v1 import node_pb2
 from saltern.wire import ENTRY_MAX_BYTES
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
-from tenants.quota import WEIGHT_DEFAULT, Tier, TierQuota
+from tenants.quota import WEIGHT_DEFAULT, RateLimits, Tier, TierQuota
 from tenants.tokens import KeySet, public_key_from_x
 
 KeyT = TypeVar("KeyT")
@@ -78,20 +78,44 @@ def encode_usage(usage: NodeUsage) -> list[node_pb2.TenantUsage]:
             puts_refused=books.counters.puts_refused,
             evictions=books.counters.evictions,
             evicted_bytes=books.counters.evicted_bytes,
+            evictions_by_cause={cause.value: n for cause, n in books.counters.evictions_by_cause.items()},
+            evicted_bytes_by_cause={cause.value: n for cause, n in books.counters.evicted_bytes_by_cause.items()},
+            refused_by_reason=books.counters.refused_by_reason,
+            taken_entries=books.counters.taken_entries,
+            taken_bytes=books.counters.taken_bytes,
+            ssd=None if books.ssd is None else _encode_ssd(books.ssd.counters),
         )
         for tenant, books in usage.tenants.items()
     ]
 
 
 def _encode_tiers(books: TenantUsage) -> list[node_pb2.TenantTierUsage]:
-    tiers = [node_pb2.TenantTierUsage(tier=quotas_pb2.TIER_DRAM, used_bytes=books.used_bytes, entries=books.entries)]
+    held: list[tuple[quotas_pb2.Tier.ValueType, TenantUsage | SsdUsage]] = [(quotas_pb2.TIER_DRAM, books)]
     if books.ssd is not None:
-        tiers.append(
-            node_pb2.TenantTierUsage(
-                tier=quotas_pb2.TIER_SSD, used_bytes=books.ssd.used_bytes, entries=books.ssd.entries
-            )
+        held.append((quotas_pb2.TIER_SSD, books.ssd))
+    return [
+        node_pb2.TenantTierUsage(
+            tier=tier,
+            used_bytes=of_tier.used_bytes,
+            entries=of_tier.entries,
+            lent_bytes=max(0, of_tier.reserved_bytes - of_tier.used_bytes),
+            borrowed_bytes=max(0, of_tier.used_bytes - of_tier.reserved_bytes),
         )
-    return tiers
+        for tier, of_tier in held
+    ]
+
+
+def _encode_ssd(counters: SsdCounters) -> usage_pb2.SsdActivity:
+    return usage_pb2.SsdActivity(
+        reads=counters.reads,
+        read_bytes=counters.read_bytes,
+        read_failures=counters.read_failures,
+        demotions=counters.demotions,
+        demoted_bytes=counters.demoted_bytes,
+        demotions_dropped=counters.demotions_dropped,
+        relocations=counters.relocations,
+        evictions=counters.evictions,
+    )
 
 
 def _decode_tenant(tenant: node_pb2.TenantPolicy) -> tuple[TenantId, TenantPolicy]:
@@ -106,6 +130,8 @@ def _decode_tenant(tenant: node_pb2.TenantPolicy) -> tuple[TenantId, TenantPolic
         namespaces=_unique("namespace", (_decode_namespace(namespace) for namespace in tenant.namespaces)),
         # Rounded up: a token issued within the second of a revocation is refused rather than let through (I10).
         min_issue_time_s=issue_time.seconds + (issue_time.nanos > 0),
+        # A control plane of before the rates sends none: no limits, as it knew none.
+        rates=_decode_rates(tenant.rates),
     )
 
 
@@ -114,6 +140,14 @@ def _decode_quota(quota: quotas_pb2.TierQuota) -> tuple[Tier, TierQuota]:
     if tier is None:
         raise _malformed(f"tier {quota.tier}")
     return tier, TierQuota(quota.reserved_bytes, quota.limit_bytes, quota.weight or WEIGHT_DEFAULT)
+
+
+def _decode_rates(rates: quotas_pb2.RateLimits) -> RateLimits:
+    return RateLimits(
+        operations_per_s=rates.operations_per_s,
+        bytes_per_s=rates.bytes_per_s,
+        ssd_write_bytes_per_s=rates.ssd_write_bytes_per_s,
+    )
 
 
 def _decode_namespace(namespace: node_pb2.NamespacePolicy) -> tuple[NamespaceId, NamespacePolicy]:

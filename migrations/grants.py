@@ -11,6 +11,7 @@ _GRANTS: dict[str, str] = {
     "tenants": _READ_WRITE,
     "namespaces": _READ_WRITE,
     "tier_quotas": _READ_WRITE,
+    "rate_limits": _READ_WRITE,
     "salt_policies": _READ_WRITE,
     "api_keys": _READ_WRITE,
     "request_log": _READ_WRITE,

@@ -1,4 +1,4 @@
-"""QuotaService: what each tenant is promised and may hold, and that the promises fit the nodes (I4, I5)."""
+"""QuotaService: what each tenant is promised, may hold and how fast, and that the promises fit the nodes (I4, I5)."""
 
 # ruff: noqa: N802 (gRPC names the methods)
 
@@ -17,12 +17,13 @@ from controlplane.admin.service import AdminServicer, Change, load_tenant, metho
 from controlplane.caller import authorise
 from controlplane.db.locks import lock_quotas
 from controlplane.db.models import Node, NodeTierUsage
+from controlplane.db.models import RateLimits as RateLimitsRow
 from controlplane.db.models import TierQuota as TierQuotaRow
 from controlplane.rpc import Context
 from saltern.admin.v1 import quotas_pb2, quotas_pb2_grpc
 from saltern.errors import FailedPreconditionError
 from saltern.names import TenantId, parse_quota_name
-from tenants.quota import WEIGHT_DEFAULT, Tier, TierQuota, check_reservations
+from tenants.quota import WEIGHT_DEFAULT, RateLimits, Tier, TierQuota, check_reservations
 from tenants.roles import Permission
 
 _CAPACITY = {Tier.DRAM: Node.dram_capacity_bytes, Tier.SSD: Node.ssd_capacity_bytes}
@@ -37,20 +38,22 @@ class QuotaService(AdminServicer, quotas_pb2_grpc.QuotaServiceServicer):
         caller = authorise(Permission.QUOTAS_READ, tenant)
         async with self._database.transaction() as session:
             row = await load_tenant(session, tenant, caller)
-            return to_quota(row, await _load_tiers(session, tenant))
+            return to_quota(row, await _load_tiers(session, tenant), await session.get(RateLimitsRow, tenant))
 
     @method
     async def UpdateQuota(self, request: quotas_pb2.UpdateQuotaRequest, context: Context) -> quotas_pb2.Quota:
         tenant = parse_quota_name(request.quota.name)
         caller = authorise(Permission.QUOTAS_MANAGE, tenant)
-        wanted = _parse_tiers(request.quota.tiers)
+        wanted_rates = _parse_rates(request.quota)
+        wanted = _parse_tiers(request.quota.tiers, may_be_empty=wanted_rates is not None)
 
         async def act(session: AsyncSession, now: datetime) -> Change[quotas_pb2.Quota]:
             owner = await load_tenant(session, tenant, caller, change=True)
             # Two changes at a time could each fit and together pass the capacity (I5).
             await lock_quotas(session)
             rows = await _load_tiers(session, tenant)
-            before = to_quota(owner, rows)
+            rates = await session.get(RateLimitsRow, tenant)
+            before = to_quota(owner, rows, rates)
             check_etag(request.quota.etag, before.etag, before.name)
             for row in rows:
                 if (quota := wanted.get(row.tier)) is None:
@@ -62,15 +65,43 @@ class QuotaService(AdminServicer, quotas_pb2_grpc.QuotaServiceServicer):
                 row.reserved_bytes, row.limit_bytes, row.weight = quota.reserved_bytes, quota.limit_bytes, quota.weight
                 row.update_time = now
                 row.revision += 1
-            after = to_quota(owner, rows)
+            if wanted_rates is not None:
+                rates = _set_rates(session, tenant, rates, wanted_rates, now)
+            after = to_quota(owner, rows, rates)
             return Change(tenant=tenant, resource=after.name, response=after, before=before, after=after)
 
         return await self._change("UpdateQuota", request, quotas_pb2.Quota, act)
 
 
-def _parse_tiers(tiers: Sequence[quotas_pb2.TierQuota]) -> Mapping[Tier, TierQuota]:
-    if not 1 <= len(tiers) <= len(Tier):
-        raise refused("quota.tiers", f"lists {len(tiers)} tiers", "list each tier to change once")
+def _parse_rates(quota: quotas_pb2.Quota) -> RateLimits | None:
+    """The rates to set, or None where the request has none; raises InvalidArgumentError: QUOTA_OUT_OF_RANGE."""
+    if not quota.HasField("rates"):
+        return None
+    rates = quota.rates
+    return RateLimits(
+        operations_per_s=rates.operations_per_s,
+        bytes_per_s=rates.bytes_per_s,
+        ssd_write_bytes_per_s=rates.ssd_write_bytes_per_s,
+    )
+
+
+def _set_rates(
+    session: AsyncSession, tenant: TenantId, row: RateLimitsRow | None, rates: RateLimits, now: datetime
+) -> RateLimitsRow:
+    if row is None:
+        row = RateLimitsRow(tenant_id=tenant, revision=0)
+        session.add(row)
+    row.operations_per_s = rates.operations_per_s
+    row.bytes_per_s = rates.bytes_per_s
+    row.ssd_write_bytes_per_s = rates.ssd_write_bytes_per_s
+    row.update_time = now
+    row.revision += 1
+    return row
+
+
+def _parse_tiers(tiers: Sequence[quotas_pb2.TierQuota], *, may_be_empty: bool) -> Mapping[Tier, TierQuota]:
+    if not (0 if may_be_empty else 1) <= len(tiers) <= len(Tier):
+        raise refused("quota.tiers", f"lists {len(tiers)} tiers", "list each tier to change once, or give rates")
     parsed: dict[Tier, TierQuota] = {}
     for wanted in tiers:
         tier = TIER_FROM_PROTO.get(wanted.tier)

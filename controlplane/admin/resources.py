@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from controlplane.admin.etags import make_etag
 from controlplane.admin.fields import to_timestamp
 from controlplane.db.models import PLATFORM_CHAIN, ApiKey, AuditEvent, AuditOutcome, Namespace, SaltPolicy, Tenant
+from controlplane.db.models import RateLimits as RateLimitsRow
 from controlplane.db.models import TierQuota as TierQuotaRow
 from saltern.admin.v1 import (
     audit_pb2,
@@ -79,8 +80,9 @@ def to_namespace(row: Namespace) -> namespaces_pb2.Namespace:
     )
 
 
-def to_quota(tenant: Tenant, rows: Sequence[TierQuotaRow]) -> quotas_pb2.Quota:
-    """``rows``: every tier of the tenant, ordered by tier."""
+def to_quota(tenant: Tenant, rows: Sequence[TierQuotaRow], rates: RateLimitsRow | None) -> quotas_pb2.Quota:
+    """``rows``: every tier of the tenant, ordered by tier; ``rates``: None where they were never set."""
+    parts: list[TierQuotaRow | RateLimitsRow] = [*rows, *([] if rates is None else [rates])]
     return quotas_pb2.Quota(
         name=quota_name(TenantId(tenant.id)),
         tiers=[
@@ -92,8 +94,19 @@ def to_quota(tenant: Tenant, rows: Sequence[TierQuotaRow]) -> quotas_pb2.Quota:
             )
             for row in rows
         ],
-        update_time=to_timestamp(max(row.update_time for row in rows)),
-        etag=make_etag(tenant.uid, *(row.revision for row in rows)),
+        rates=_to_rates(rates),
+        update_time=to_timestamp(max(part.update_time for part in parts)),
+        etag=make_etag(tenant.uid, *(part.revision for part in parts)),
+    )
+
+
+def _to_rates(row: RateLimitsRow | None) -> quotas_pb2.RateLimits:
+    if row is None:
+        return quotas_pb2.RateLimits()
+    return quotas_pb2.RateLimits(
+        operations_per_s=row.operations_per_s,
+        bytes_per_s=row.bytes_per_s,
+        ssd_write_bytes_per_s=row.ssd_write_bytes_per_s,
     )
 
 

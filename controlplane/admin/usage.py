@@ -4,6 +4,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -12,7 +16,7 @@ from controlplane.admin.pages import cut_page, decode_identifier_token, encode_p
 from controlplane.admin.resources import TIER_TO_PROTO
 from controlplane.admin.service import AdminServicer, load_tenant, method
 from controlplane.caller import authorise
-from controlplane.db.models import Node, NodeTierUsage, NodeUsage, TierQuota
+from controlplane.db.models import USAGE_COUNTERS, Node, NodeTierUsage, NodeUsage, TierQuota
 from controlplane.rpc import Context
 from saltern.admin.v1 import usage_pb2, usage_pb2_grpc
 from saltern.names import NodeId, TenantId, node_name, parse_tenant_name, tenant_name
@@ -20,16 +24,6 @@ from tenants.roles import Permission
 
 _COLLECTION = "nodes"
 _INT64_MAX = 2**63 - 1
-_COUNTERS = (
-    "get_hits",
-    "get_misses",
-    "get_bytes",
-    "put_bytes",
-    "puts_stored",
-    "puts_refused",
-    "evictions",
-    "evicted_bytes",
-)
 
 
 class UsageService(AdminServicer, usage_pb2_grpc.UsageServiceServicer):
@@ -42,15 +36,11 @@ class UsageService(AdminServicer, usage_pb2_grpc.UsageServiceServicer):
         async with self._database.transaction() as session:
             await load_tenant(session, tenant, caller)
             tiers = await _tier_usage(session, tenant)
-            sums = [func.coalesce(func.sum(getattr(NodeUsage, name)), 0) for name in _COUNTERS]
-            totals = select(func.min(NodeUsage.report_time), *sums).where(NodeUsage.tenant_id == tenant)
-            report_time, *counters = (await session.execute(totals)).one()
-        return usage_pb2.Usage(
-            tenant=tenant_name(tenant),
-            tiers=tiers,
-            report_time=to_timestamp(report_time),
-            **{name: _saturated(total) for name, total in zip(_COUNTERS, counters, strict=True)},
-        )
+            reports = (await session.scalars(select(NodeUsage).where(NodeUsage.tenant_id == tenant))).all()
+        usage = _sum_reports(reports)
+        usage.tenant = tenant_name(tenant)
+        usage.tiers.extend(tiers)
+        return usage
 
     @method
     async def ListNodes(self, request: usage_pb2.ListNodesRequest, context: Context) -> usage_pb2.ListNodesResponse:
@@ -77,6 +67,37 @@ class UsageService(AdminServicer, usage_pb2_grpc.UsageServiceServicer):
         )
 
 
+def _sum_reports(reports: Sequence[NodeUsage]) -> usage_pb2.Usage:
+    """The counters of one tenant over all nodes; ``report_time`` is the oldest."""
+    return usage_pb2.Usage(
+        report_time=to_timestamp(min((report.report_time for report in reports), default=None)),
+        evictions_by_cause=_sum_by_name(report.evictions_by_cause for report in reports),
+        evicted_bytes_by_cause=_sum_by_name(report.evicted_bytes_by_cause for report in reports),
+        refused_by_reason=_sum_by_name(report.refused_by_reason for report in reports),
+        ssd=_ssd_activity(_sum_by_name(report.ssd for report in reports if report.ssd is not None)),
+        **_totals(reports),
+    )
+
+
+def _totals(reports: Sequence[NodeUsage]) -> Any:
+    return {name: _saturated(sum(getattr(report, name) for report in reports)) for name in USAGE_COUNTERS}
+
+
+def _ssd_activity(counts: Mapping[str, int]) -> usage_pb2.SsdActivity | None:
+    """None where no node has an SSD tier. What a later version stored beside is left out."""
+    if not counts:
+        return None
+    known = usage_pb2.SsdActivity.DESCRIPTOR.fields_by_name
+    return usage_pb2.SsdActivity(**{name: count for name, count in counts.items() if name in known})
+
+
+def _sum_by_name(maps: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    totals: Counter[str] = Counter()
+    for counts in maps:
+        totals.update(counts)
+    return {name: _saturated(total) for name, total in totals.items()}
+
+
 async def _tier_usage(session: AsyncSession, tenant: TenantId) -> list[usage_pb2.TierUsage]:
     """Quota and use of every tier, summed over the nodes."""
     statement = (
@@ -84,6 +105,8 @@ async def _tier_usage(session: AsyncSession, tenant: TenantId) -> list[usage_pb2
             TierQuota,
             func.coalesce(func.sum(NodeTierUsage.used_bytes), 0).label("used_bytes"),
             func.coalesce(func.sum(NodeTierUsage.entries), 0).label("entries"),
+            func.coalesce(func.sum(NodeTierUsage.lent_bytes), 0).label("lent_bytes"),
+            func.coalesce(func.sum(NodeTierUsage.borrowed_bytes), 0).label("borrowed_bytes"),
         )
         .outerjoin(
             NodeTierUsage,
@@ -100,6 +123,8 @@ async def _tier_usage(session: AsyncSession, tenant: TenantId) -> list[usage_pb2
             limit_bytes=row.TierQuota.limit_bytes,
             reserved_bytes=row.TierQuota.reserved_bytes,
             entries=_saturated(row.entries),
+            lent_bytes=_saturated(row.lent_bytes),
+            borrowed_bytes=_saturated(row.borrowed_bytes),
         )
         for row in await session.execute(statement)
     ]

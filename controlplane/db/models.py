@@ -5,6 +5,7 @@
     tenants 1──n namespaces            nodes 1──n node_usage, node_tier_usage n──1 tenants
             1──n tier_quotas           audit_events, request_log   (keyed by names: they outlive what they name)
             1──1 salt_policies         signing_keys
+            1──0..1 rate_limits
             1──n api_keys (n──0 for    bootstrap, policy_state     (one row each)
                  keys of the platform)
 
@@ -33,14 +34,16 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     Uuid,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from controlplane.db.checks import identifier, in_range, is_object, length, not_negative, one_of, sha256
 from saltern.keys import SaltScope
 from saltern.wire import ENTRY_MAX_BYTES
 from tenants.policy import TenantState
-from tenants.quota import BYTES_MAX, WEIGHT_MAX, Tier
+from tenants.quota import BYTES_MAX, RATE_MAX, WEIGHT_MAX, Tier
 from tenants.roles import PLATFORM_ROLES, TENANT_ROLES, Role
 
 DISPLAY_NAME_MAX_CHARS = 128
@@ -48,7 +51,23 @@ MODEL_FINGERPRINT_MAX_CHARS = 512
 BLOCK_TOKENS_MAX = 65_536
 #: Chain of the platform's own audit events; ``saltern.names`` reserves it, so no tenant can have it.
 PLATFORM_CHAIN = "platform"
-_SHA256_BYTES = 32
+#: Columns of ``NodeUsage`` and fields of the messages of the same names: counters, and counters by name.
+USAGE_COUNTERS = (
+    "get_hits",
+    "get_misses",
+    "get_bytes",
+    "put_bytes",
+    "puts_stored",
+    "puts_refused",
+    "evictions",
+    "evicted_bytes",
+    "taken_entries",
+    "taken_bytes",
+)
+USAGE_MAPS = ("evictions_by_cause", "evicted_bytes_by_cause", "refused_by_reason")
+# Defaults of the server's for columns that came later: during an upgrade, processes of the earlier version insert too.
+_ZERO = text("0")
+_EMPTY_OBJECT = text("'{}'::jsonb")
 
 
 class AuditOutcome(StrEnum):
@@ -89,32 +108,6 @@ class Base(DeclarativeBase):
     }
 
 
-def _identifier(column: str) -> CheckConstraint:
-    """The rule of ``saltern.names.parse_identifier``."""
-    return CheckConstraint(f"{column} ~ '^[a-z]([a-z0-9-]{{0,61}}[a-z0-9])?$'", name=f"{column}_identifier")
-
-
-def _one_of(column: str, *values: str) -> CheckConstraint:
-    listed = ", ".join(f"'{value}'" for value in values)
-    return CheckConstraint(f"{column} IN ({listed})", name=f"{column}_known")
-
-
-def _in_range(column: str, low: int, high: int) -> CheckConstraint:
-    return CheckConstraint(f"{column} BETWEEN {low} AND {high}", name=f"{column}_range")
-
-
-def _length(column: str, high: int) -> CheckConstraint:
-    return CheckConstraint(f"char_length({column}) <= {high}", name=f"{column}_length")
-
-
-def _not_negative(column: str) -> CheckConstraint:
-    return CheckConstraint(f"{column} >= 0", name=f"{column}_not_negative")
-
-
-def _sha256(column: str) -> CheckConstraint:
-    return CheckConstraint(f"octet_length({column}) = {_SHA256_BYTES}", name=f"{column}_is_sha256")
-
-
 def _tenant_key(**options: Any) -> Mapped[str]:
     return mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), **options)
 
@@ -128,10 +121,10 @@ class Tenant(Base):
 
     __tablename__ = "tenants"
     __table_args__ = (
-        _identifier("id"),
+        identifier("id"),
         CheckConstraint(f"id <> '{PLATFORM_CHAIN}'", name="id_not_reserved"),
-        _one_of("state", *TenantState),
-        _length("display_name", DISPLAY_NAME_MAX_CHARS),
+        one_of("state", *TenantState),
+        length("display_name", DISPLAY_NAME_MAX_CHARS),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -151,9 +144,9 @@ class Namespace(Base):
 
     __tablename__ = "namespaces"
     __table_args__ = (
-        _identifier("id"),
-        _in_range("block_tokens", 1, BLOCK_TOKENS_MAX),
-        _in_range("block_bytes", 1, ENTRY_MAX_BYTES),
+        identifier("id"),
+        in_range("block_tokens", 1, BLOCK_TOKENS_MAX),
+        in_range("block_bytes", 1, ENTRY_MAX_BYTES),
         CheckConstraint(
             f"char_length(model_fingerprint) BETWEEN 1 AND {MODEL_FINGERPRINT_MAX_CHARS}",
             name="model_fingerprint_length",
@@ -174,10 +167,10 @@ class TierQuota(Base):
 
     __tablename__ = "tier_quotas"
     __table_args__ = (
-        _one_of("tier", *Tier),
-        _in_range("limit_bytes", 0, BYTES_MAX),
+        one_of("tier", *Tier),
+        in_range("limit_bytes", 0, BYTES_MAX),
         CheckConstraint("reserved_bytes BETWEEN 0 AND limit_bytes", name="reserved_within_limit"),
-        _in_range("weight", 1, WEIGHT_MAX),
+        in_range("weight", 1, WEIGHT_MAX),
     )
 
     tenant_id: Mapped[str] = _tenant_key(primary_key=True)
@@ -189,12 +182,33 @@ class TierQuota(Base):
     revision: Mapped[int] = mapped_column(default=1)
 
 
+class RateLimits(Base):
+    """How fast one tenant may use the cluster: the rules of ``tenants.quota.RateLimits``; 0 is no limit.
+
+    A tenant has a row from the first time that its rates are set; without one it has no limits.
+    """
+
+    __tablename__ = "rate_limits"
+    __table_args__ = (
+        in_range("operations_per_s", 0, RATE_MAX),
+        in_range("bytes_per_s", 0, RATE_MAX),
+        in_range("ssd_write_bytes_per_s", 0, RATE_MAX),
+    )
+
+    tenant_id: Mapped[str] = _tenant_key(primary_key=True)
+    operations_per_s: Mapped[int]
+    bytes_per_s: Mapped[int]
+    ssd_write_bytes_per_s: Mapped[int]
+    update_time: Mapped[datetime]
+    revision: Mapped[int] = mapped_column(default=1)
+
+
 class SaltPolicy(Base):
     """How a tenant's blocks are named: the scope and the current epoch of its salt."""
 
     __tablename__ = "salt_policies"
     __table_args__ = (
-        _one_of("scope", *SaltScope),
+        one_of("scope", *SaltScope),
         CheckConstraint("epoch >= 1", name="epoch_from_one"),
     )
 
@@ -214,9 +228,9 @@ class ApiKey(Base):
     __tablename__ = "api_keys"
     __table_args__ = (
         UniqueConstraint("tenant_id", "id", postgresql_nulls_not_distinct=True),
-        _identifier("id"),
-        _length("display_name", DISPLAY_NAME_MAX_CHARS),
-        _sha256("secret_sha256"),
+        identifier("id"),
+        length("display_name", DISPLAY_NAME_MAX_CHARS),
+        sha256("secret_sha256"),
         CheckConstraint("lookup ~ '^[0-9a-f]{16}$'", name="lookup_form"),
         CheckConstraint(
             f"(tenant_id IS NULL AND role IN ({', '.join(repr(role.value) for role in sorted(PLATFORM_ROLES))}))"
@@ -246,11 +260,11 @@ class AuditEvent(Base):
 
     __tablename__ = "audit_events"
     __table_args__ = (
-        _identifier("chain"),
+        identifier("chain"),
         CheckConstraint("sequence >= 1", name="sequence_from_one"),
-        _one_of("outcome", *AuditOutcome),
-        _sha256("previous_hash"),
-        _sha256("hash"),
+        one_of("outcome", *AuditOutcome),
+        sha256("previous_hash"),
+        sha256("hash"),
     )
 
     chain: Mapped[str] = mapped_column(primary_key=True)
@@ -276,7 +290,7 @@ class RequestLog(Base):
     """
 
     __tablename__ = "request_log"
-    __table_args__ = (_sha256("request_sha256"), Index(None, "create_time"))
+    __table_args__ = (sha256("request_sha256"), Index(None, "create_time"))
 
     actor: Mapped[str] = mapped_column(primary_key=True)
     method: Mapped[str] = mapped_column(primary_key=True)
@@ -302,7 +316,7 @@ class Bootstrap(Base):
     """The one-time bootstrap token of this deployment: its hash, and when it was redeemed."""
 
     __tablename__ = "bootstrap"
-    __table_args__ = (CheckConstraint("id = 1", name="one_row"), _sha256("token_sha256"))
+    __table_args__ = (CheckConstraint("id = 1", name="one_row"), sha256("token_sha256"))
 
     id: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False, default=1)
     token_sha256: Mapped[bytes]
@@ -315,11 +329,11 @@ class Node(Base):
 
     __tablename__ = "nodes"
     __table_args__ = (
-        _identifier("id"),
+        identifier("id"),
         CheckConstraint("fencing_epoch >= 1", name="fencing_epoch_from_one"),
-        _in_range("dram_capacity_bytes", 0, BYTES_MAX),
-        _in_range("ssd_capacity_bytes", 0, BYTES_MAX),
-        _not_negative("applied_version"),
+        in_range("dram_capacity_bytes", 0, BYTES_MAX),
+        in_range("ssd_capacity_bytes", 0, BYTES_MAX),
+        not_negative("applied_version"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -338,21 +352,16 @@ class Node(Base):
 
 
 class NodeUsage(Base):
-    """What the cache did for one tenant on one node since that node started: absolute counters, never increments."""
+    """What the cache did for one tenant on one node since that node started: absolute counters, never increments.
+
+    ``evictions_by_cause``, ``evicted_bytes_by_cause``, ``refused_by_reason``: objects of counters by name, which nodes
+    of a later version may add to. ``ssd``: an object with the fields of ``SsdActivity``; NULL without an SSD tier.
+    """
 
     __tablename__ = "node_usage"
-    __table_args__ = tuple(
-        _not_negative(counter)
-        for counter in (
-            "get_hits",
-            "get_misses",
-            "get_bytes",
-            "put_bytes",
-            "puts_stored",
-            "puts_refused",
-            "evictions",
-            "evicted_bytes",
-        )
+    __table_args__ = (
+        *(not_negative(counter) for counter in USAGE_COUNTERS),
+        *(is_object(column) for column in (*USAGE_MAPS, "ssd")),
     )
 
     node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id", ondelete="CASCADE"), primary_key=True)
@@ -366,26 +375,43 @@ class NodeUsage(Base):
     evictions: Mapped[int]
     evicted_bytes: Mapped[int]
     report_time: Mapped[datetime]
+    evictions_by_cause: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=_EMPTY_OBJECT)
+    evicted_bytes_by_cause: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=_EMPTY_OBJECT)
+    refused_by_reason: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=_EMPTY_OBJECT)
+    taken_entries: Mapped[int] = mapped_column(server_default=_ZERO)
+    taken_bytes: Mapped[int] = mapped_column(server_default=_ZERO)
+    ssd: Mapped[dict[str, int] | None] = mapped_column(JSONB(none_as_null=True))
 
 
 class NodeTierUsage(Base):
-    """What one tenant holds on one tier of one node: resident + in flight + allocator slack, in bytes (I8)."""
+    """What one tenant holds on one tier of one node: resident + in flight + allocator slack, in bytes (I8).
+
+    ``lent_bytes``: of its reservation there, not used; ``borrowed_bytes``: used past that reservation.
+    """
 
     __tablename__ = "node_tier_usage"
-    __table_args__ = (_one_of("tier", *Tier), _not_negative("used_bytes"), _not_negative("entries"))
+    __table_args__ = (
+        one_of("tier", *Tier),
+        not_negative("used_bytes"),
+        not_negative("entries"),
+        not_negative("lent_bytes"),
+        not_negative("borrowed_bytes"),
+    )
 
     node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id", ondelete="CASCADE"), primary_key=True)
     tenant_id: Mapped[str] = _tenant_key(primary_key=True, index=True)
     tier: Mapped[Tier] = mapped_column(primary_key=True)
     used_bytes: Mapped[int]
     entries: Mapped[int]
+    lent_bytes: Mapped[int] = mapped_column(server_default=_ZERO)
+    borrowed_bytes: Mapped[int] = mapped_column(server_default=_ZERO)
 
 
 class PolicyState(Base):
     """The version of the policy that nodes receive: one row, raised in the transaction of every change."""
 
     __tablename__ = "policy_state"
-    __table_args__ = (CheckConstraint("id = 1", name="one_row"), _not_negative("version"))
+    __table_args__ = (CheckConstraint("id = 1", name="one_row"), not_negative("version"))
 
     id: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False, default=1)
     version: Mapped[int]

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Final
 
+from controlplane.db.models import USAGE_COUNTERS, USAGE_MAPS
 from controlplane.node.registry import NodeFacts, TenantBooks, TierBooks
 from controlplane.node.snapshot import TIER_FROM_PROTO
+from saltern.admin.v1 import usage_pb2
 from saltern.errors import InvalidArgumentError
 from saltern.names import parse_tenant_id
 from saltern.node.v1 import node_pb2
 from tenants.quota import BYTES_MAX, Tier
 
 _TEXT_MAX_CHARS: Final = 256
-_COUNTERS: Final = (
-    "get_hits",
-    "get_misses",
-    "get_bytes",
-    "put_bytes",
-    "puts_stored",
-    "puts_refused",
-    "evictions",
-    "evicted_bytes",
-)
+#: Causes and reasons that one tenant's usage may name: far more than there are.
+_NAMES_MAX: Final = 64
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}", re.ASCII)
 
 
 def decode_facts(request: node_pb2.RegisterNodeRequest) -> NodeFacts:
@@ -57,11 +54,34 @@ def decode_books(request: node_pb2.ReportUsageRequest) -> list[TenantBooks]:
             if tier in tiers:
                 raise _invalid("tiers", f"names the tier {tier.value} of {tenant} twice")
             tiers[tier] = TierBooks(
-                used_bytes=_count("used_bytes", tier_usage.used_bytes), entries=_count("entries", tier_usage.entries)
+                used_bytes=_count("used_bytes", tier_usage.used_bytes),
+                entries=_count("entries", tier_usage.entries),
+                lent_bytes=_count("lent_bytes", tier_usage.lent_bytes),
+                borrowed_bytes=_count("borrowed_bytes", tier_usage.borrowed_bytes),
             )
-        counters = {name: _count(name, getattr(usage, name)) for name in _COUNTERS}
-        books[tenant] = TenantBooks(tenant, tiers, counters)
+        books[tenant] = TenantBooks(
+            tenant,
+            tiers,
+            counters={name: _count(name, getattr(usage, name)) for name in USAGE_COUNTERS},
+            maps={name: _counts_by_name(name, getattr(usage, name)) for name in USAGE_MAPS},
+            ssd=_ssd_activity(usage.ssd) if usage.HasField("ssd") else None,
+        )
     return list(books.values())
+
+
+def _counts_by_name(field: str, counts: Mapping[str, int]) -> dict[str, int]:
+    if len(counts) > _NAMES_MAX:
+        raise _invalid(field, f"has {len(counts)} names, above the limit of {_NAMES_MAX}")
+    for name in counts:
+        if _NAME.fullmatch(name) is None:
+            raise _invalid(field, f"{name[:64]!r} is not the name of a cause or a reason")
+    return {name: _count(field, count) for name, count in counts.items()}
+
+
+def _ssd_activity(activity: usage_pb2.SsdActivity) -> dict[str, int]:
+    return {
+        field.name: _count(f"ssd.{field.name}", getattr(activity, field.name)) for field in activity.DESCRIPTOR.fields
+    }
 
 
 def _tier(value: int) -> Tier:

@@ -40,19 +40,29 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class TierBooks:
-    """What a tenant holds on one tier of one node (I8)."""
+    """What a tenant holds on one tier of one node (I8), and how that compares with its reservation there."""
 
     used_bytes: int
     entries: int
+    lent_bytes: int
+    borrowed_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class TenantBooks:
-    """Absolute books of one tenant on one node: what it holds, and counters since the node's process started."""
+    """Absolute books of one tenant on one node: what it holds, and counters since the node's process started.
+
+    Attributes:
+        counters: by the names of ``USAGE_COUNTERS``.
+        maps: counters by name (a cause, a reason), by the names of ``USAGE_MAPS``.
+        ssd: by the names of the fields of ``SsdActivity``; None without an SSD tier.
+    """
 
     tenant: TenantId
     tiers: Mapping[Tier, TierBooks]
     counters: Mapping[str, int]
+    maps: Mapping[str, Mapping[str, int]]
+    ssd: Mapping[str, int] | None
 
 
 async def register(session: AsyncSession, node: NodeId, facts: NodeFacts, now: datetime) -> int:
@@ -134,7 +144,17 @@ async def replace_usage(session: AsyncSession, node: NodeId, books: Iterable[Ten
     kept = [book for book in books if book.tenant in known]
     await session.execute(delete(models.NodeTierUsage).where(models.NodeTierUsage.node_id == node))
     await session.execute(delete(models.NodeUsage).where(models.NodeUsage.node_id == node))
-    usage = [{"node_id": node, "tenant_id": book.tenant, "report_time": now, **book.counters} for book in kept]
+    usage = [
+        {
+            "node_id": node,
+            "tenant_id": book.tenant,
+            "report_time": now,
+            "ssd": book.ssd,
+            **book.counters,
+            **book.maps,
+        }
+        for book in kept
+    ]
     tiers = [
         {
             "node_id": node,
@@ -142,6 +162,8 @@ async def replace_usage(session: AsyncSession, node: NodeId, books: Iterable[Ten
             "tier": tier,
             "used_bytes": tier_books.used_bytes,
             "entries": tier_books.entries,
+            "lent_bytes": tier_books.lent_bytes,
+            "borrowed_bytes": tier_books.borrowed_bytes,
         }
         for book in kept
         for tier, tier_books in book.tiers.items()

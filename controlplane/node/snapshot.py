@@ -17,14 +17,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.auth.key_set import encode_key_set
 from controlplane.clock import ceiling_s
-from controlplane.core.quota_split import split_quota
+from controlplane.core.quota_split import split_quota, split_rates
 from controlplane.db import Database, models
 from controlplane.node.registry import capacity_bytes
 from saltern.admin.v1 import quotas_pb2, tenants_pb2
 from saltern.names import NamespaceId, NodeId, TenantId
 from saltern.node.v1 import node_pb2
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
-from tenants.quota import Tier, TierQuota
+from tenants.quota import NO_RATE_LIMITS, RateLimits, Tier, TierQuota
 from tenants.tokens import KeySet
 
 TIER_TO_PROTO = {Tier.DRAM: quotas_pb2.TIER_DRAM, Tier.SSD: quotas_pb2.TIER_SSD}
@@ -42,6 +42,7 @@ class PolicyRows:
     version: int
     tenants: list[models.Tenant]
     quotas: list[models.TierQuota]
+    rates: list[models.RateLimits]
     namespaces: list[models.Namespace]
     salt_policies: list[models.SaltPolicy]
     nodes: list[models.Node]
@@ -55,6 +56,7 @@ async def read_policy_rows(database: Database) -> PolicyRows:
             version=await read_version(session),
             tenants=list(await session.scalars(select(models.Tenant).order_by(models.Tenant.id))),
             quotas=list(await session.scalars(select(models.TierQuota))),
+            rates=list(await session.scalars(select(models.RateLimits))),
             namespaces=list(await session.scalars(select(models.Namespace).order_by(models.Namespace.id))),
             salt_policies=list(await session.scalars(select(models.SaltPolicy))),
             nodes=list(await session.scalars(select(models.Node))),
@@ -67,7 +69,7 @@ async def read_version(session: AsyncSession) -> int:
 
 
 def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
-    """What ``node`` must know: its share of every quota (I4) and the namespaces that exist. Holds no secret.
+    """What ``node`` must know: its share of quotas and rates (I4) and the namespaces that exist. Holds no secret.
 
     The shares of one version never sum past the quota. While a new version is on its way, a node that gains may apply
     it before a node that loses: only shares held as leases, handed on when given back, can rule that out.
@@ -79,6 +81,16 @@ def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
         share = split_quota(quota, capacities[row.tier]).get(node)
         if share is not None:
             quotas[row.tenant_id][row.tier] = share
+    rates: dict[str, RateLimits] = {}
+    for rate_row in rows.rates:
+        limits = RateLimits(
+            operations_per_s=rate_row.operations_per_s,
+            bytes_per_s=rate_row.bytes_per_s,
+            ssd_write_bytes_per_s=rate_row.ssd_write_bytes_per_s,
+        )
+        rates[rate_row.tenant_id] = split_rates(limits, capacities[Tier.DRAM], capacities[Tier.SSD]).get(
+            node, NO_RATE_LIMITS
+        )
     epochs = {row.tenant_id: (row.epoch,) for row in rows.salt_policies}
     namespaces: dict[str, dict[NamespaceId, NamespacePolicy]] = defaultdict(dict)
     for namespace in rows.namespaces:
@@ -93,6 +105,7 @@ def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
                 tiers=quotas[tenant.id],
                 namespaces=namespaces[tenant.id],
                 min_issue_time_s=ceiling_s(tenant.min_issue_time),
+                rates=rates.get(tenant.id, NO_RATE_LIMITS),
             )
             for tenant in rows.tenants
         },
@@ -130,6 +143,11 @@ def _encode_tenants(tenants: Mapping[TenantId, TenantPolicy]) -> Iterable[node_p
                 )
                 for namespace_id, namespace in tenant.namespaces.items()
             ],
+            rates=quotas_pb2.RateLimits(
+                operations_per_s=tenant.rates.operations_per_s,
+                bytes_per_s=tenant.rates.bytes_per_s,
+                ssd_write_bytes_per_s=tenant.rates.ssd_write_bytes_per_s,
+            ),
         )
         encoded.min_issue_time.FromSeconds(tenant.min_issue_time_s)
         yield encoded
