@@ -363,37 +363,24 @@ class CacheCore:
 
     # ---- what is there
 
-    def usage(self) -> NodeUsage:
-        """Books and counters of every tenant that the policy names or that still holds bytes."""
-        tenants = {}
-        for tenant, owner in self._pool.tenants.items():
-            budget = owner.budget
-            tenants[tenant] = TenantUsage(
-                reserved_bytes=budget.reserved_bytes,
-                limit_bytes=budget.limit_bytes,
-                used_bytes=budget.used_bytes,
-                resident_bytes=budget.resident_bytes,
-                in_flight_bytes=budget.in_flight_bytes,
-                slack_bytes=budget.slack_bytes,
-                held_bytes=budget.held_bytes,
-                entries=sum(len(index.entries) for index in owner.partitions.values()),
-                counters=owner.counters.copy(),
-                ssd=None if self._ssd is None else self._ssd.usage(tenant),
-                weight=budget.weight,
-                protected_bytes=budget.protected_bytes,
-            )
-        if self._ssd is not None:
-            for tenant in self._ssd.tenants.keys() - tenants.keys():
-                tenants[tenant] = TenantUsage(
-                    0, 0, 0, 0, 0, 0, 0, 0, counters=TenantCounters(), ssd=self._ssd.usage(tenant)
-                )
+    def tenants(self) -> list[TenantId]:
+        """Every tenant that the policy names or that still holds bytes, on either tier."""
+        below = () if self._ssd is None else self._ssd.tenants.keys() - self._pool.tenants.keys()
+        return [*self._pool.tenants, *below]
+
+    def usage(self, tenants: Iterable[TenantId] | None = None) -> NodeUsage:
+        """Books and counters of all :meth:`tenants`, or of some: whoever has 10,000 can take them in pieces.
+
+        Of ``tenants`` those that are not known, or not any more, are left out.
+        """
+        usages = {tenant: self._tenant_usage(tenant) for tenant in (self.tenants() if tenants is None else tenants)}
         extents = self._pool.extents
         return NodeUsage(
             policy_version=self._policy.version,
             capacity_bytes=extents.capacity_bytes,
             free_bytes=extents.free_bytes,
             largest_free_bytes=extents.largest_free_bytes,
-            tenants=tenants,
+            tenants={tenant: usage for tenant, usage in usages.items() if usage is not None},
             ssd_capacity_bytes=0 if self._ssd is None else self._ssd.capacity_bytes,
         )
 
@@ -404,6 +391,27 @@ class CacheCore:
             check_ssd_invariants(self._ssd)
 
     # ---- inside
+
+    def _tenant_usage(self, tenant: TenantId) -> TenantUsage | None:
+        owner = self._pool.tenants.get(tenant)
+        below = None if self._ssd is None else self._ssd.usage(tenant)
+        if owner is None:
+            return None if below is None else TenantUsage(0, 0, 0, 0, 0, 0, 0, 0, counters=TenantCounters(), ssd=below)
+        budget = owner.budget
+        return TenantUsage(
+            reserved_bytes=budget.reserved_bytes,
+            limit_bytes=budget.limit_bytes,
+            used_bytes=budget.used_bytes,
+            resident_bytes=budget.resident_bytes,
+            in_flight_bytes=budget.in_flight_bytes,
+            slack_bytes=budget.slack_bytes,
+            held_bytes=budget.held_bytes,
+            entries=sum(len(index.entries) for index in owner.partitions.values()),
+            counters=owner.counters.copy(),
+            ssd=below,
+            weight=budget.weight,
+            protected_bytes=budget.protected_bytes,
+        )
 
     def _precheck(self, index: PartitionIndex, key: BlockKey, size_bytes: int, extent_bytes: int) -> PutRefused | None:
         """Everything that refuses a put whatever could be evicted (I6)."""
