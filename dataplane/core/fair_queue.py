@@ -1,0 +1,122 @@
+"""Whose turn is next: start-time fair queueing between flows, round-robin inside one (Goyal, Vin, Cheng, 1996).
+
+Every flow has a *start tag*, the virtual time at which its next turn begins. The smallest one is served; what the turn
+cost, divided by the flow's weight, moves the tag on. A flow that comes back from idleness starts at the present virtual
+time: it is served soon, and saves up nothing. What a turn costs need not be known before it ends, which suits scripts
+that run until they have to wait.
+
+While two flows have something to do all the time, what they are given, divided by their weights, never differs by more
+than one turn of each, divided by its weight. A flow with one item and one with a thousand are alike.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush, heapreplace
+from typing import Final, Generic, TypeVar
+
+ItemT = TypeVar("ItemT")
+#: Tags are integers; this many units of virtual time are one unit of work at weight 1.
+_SCALE: Final = 1 << 10
+
+
+class Flow(Generic[ItemT]):
+    """One who takes turns, such as a tenant, with what it wants turns for.
+
+    Attributes:
+        weight: relative claim, at least 1; may be changed at any time and counts from the next charge on.
+        work: all that it was charged, in whatever unit the caller counts; only ever grows.
+        turns: how often it was served.
+    """
+
+    __slots__ = ("_in_heap", "_ready", "_start", "turns", "weight", "work")
+
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+        self.work = 0
+        self.turns = 0
+        self._start = 0
+        self._in_heap = False
+        self._ready: deque[ItemT] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Items that wait for a turn."""
+        return len(self._ready)
+
+
+class FairQueue(Generic[ItemT]):
+    """Ready items of any number of flows. Each operation costs O(log(flows that are ready)), whatever their items."""
+
+    __slots__ = ("_heap", "_now", "_pushes", "_waiting")
+
+    def __init__(self) -> None:
+        #: (start tag, order of arrival, flow) of every flow with items; a tag may have grown since.
+        self._heap: list[tuple[int, int, Flow[ItemT]]] = []
+        self._pushes = 0
+        self._waiting = 0
+        #: Virtual time: the start tag of the turn that was given last.
+        self._now = 0
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    def others_wait(self, flow: Flow[ItemT]) -> bool:
+        """Whether any flow but this one waits."""
+        return self._waiting > len(flow._ready)
+
+    def push(self, flow: Flow[ItemT], item: ItemT) -> None:
+        """Have ``item`` wait behind the others of its flow. An item waits once: the caller sees to that."""
+        if not flow._ready:
+            flow._start = max(flow._start, self._now)
+        flow._ready.append(item)
+        self._waiting += 1
+        if not flow._in_heap:
+            flow._in_heap = True
+            heappush(self._heap, (flow._start, self._order(), flow))
+
+    def pop(self) -> tuple[Flow[ItemT], ItemT]:
+        """Take out the item whose turn it is; tell with :meth:`charge` what the turn cost.
+
+        Raises:
+            IndexError: nothing waits.
+        """
+        heap = self._heap
+        while True:
+            start, _, flow = heap[0]
+            if not flow._ready:  # all of it was removed
+                heappop(heap)
+                flow._in_heap = False
+            elif start != flow._start:  # it was charged meanwhile
+                heapreplace(heap, (flow._start, self._order(), flow))
+            else:
+                break
+        item = flow._ready.popleft()
+        self._waiting -= 1
+        self._now = start
+        flow.turns += 1
+        if flow._ready:
+            # Its place is found anew once it is charged.
+            heapreplace(heap, (start, self._order(), flow))
+        else:
+            heappop(heap)
+            flow._in_heap = False
+        return flow, item
+
+    def charge(self, flow: Flow[ItemT], work: int) -> None:
+        """Account for ``work``, at least 0, done for a flow, in its turn or outside of any."""
+        flow.work += work
+        flow._start = max(flow._start, self._now) + work * _SCALE // flow.weight
+
+    def remove(self, flow: Flow[ItemT], item: ItemT) -> bool:
+        """Take out an item that waits no longer; return whether it was waiting."""
+        try:
+            flow._ready.remove(item)
+        except ValueError:
+            return False
+        self._waiting -= 1
+        return True
+
+    def _order(self) -> int:
+        self._pushes += 1
+        return self._pushes
