@@ -7,10 +7,10 @@ index and actions in step, so that the invariants hold between any two calls (I8
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from dataplane.core.segments import BLOCK_BYTES, TOMBSTONES_MAX, SegmentNumber, footer_blocks, record_blocks
+from dataplane.core.segments import BLOCK_BYTES, TOMBSTONES_MAX, Row, SegmentNumber, footer_blocks, record_blocks
 from dataplane.core.ssd_books import (
     Append,
     Bury,
@@ -44,12 +44,13 @@ class SegmentLog:
 
     Args:
         capacity_bytes: what all tenants together may have on disk.
-        write_bytes_per_s: how fast one tenant may write (flash wear); 0 for no bound.
+        write_bytes_per_s: how fast a tenant may write whose policy does not say (flash wear); 0 for no bound.
         segment_min_bytes: no segment is planned smaller, however low the tenant's limit.
 
     Attributes:
         actions: to be taken from the left and done in order.
         is_writable: set by the shell; while it is False nothing is admitted, and reads go on.
+        is_readable: set by the shell; while it is False nothing is found (I10: no promise that cannot be kept).
         on_action: called after an action was added; it must not call back into the tier.
     """
 
@@ -64,10 +65,70 @@ class SegmentLog:
         self.tenants: Final[dict[TenantId, TenantSsd]] = {}
         self.actions: Final[deque[SsdAction]] = deque()
         self.is_writable = True
+        self.is_readable = True
         self.on_action: Callable[[], None] | None = None
         self._write_bytes_per_s = write_bytes_per_s
         self._segment_min_bytes = segment_min_bytes
         self._next_number = 1
+
+    # ---- recovery
+
+    def adopt_partition(self, tenant: TenantId, number: SegmentNumber, namespace_uid: str, epoch: int) -> SsdPartition:
+        """Take over a partition found on disk. A tenant that no policy has named yet keeps what it has."""
+        owner = self._owner(tenant)
+        partition = SsdPartition(owner, number, namespace_uid, epoch)
+        self._next_number = max(self._next_number, number + 1)
+        owner.partitions[namespace_uid, epoch] = partition
+        return partition
+
+    def skip_numbers(self, highest: int) -> None:
+        """Give no number up to ``highest``: something that cannot be used has it."""
+        self._next_number = max(self._next_number, highest + 1)
+
+    def adopt_segment(
+        self,
+        partition: SsdPartition,
+        number: SegmentNumber,
+        end_block: int,
+        rows: Iterable[Row],
+        tombstones: Iterable[BlockKey],
+        *,
+        is_sealed: bool,
+    ) -> SegmentBooks:
+        """Take over a segment; call it in ascending order of numbers, then :meth:`adopt_end`. Later records win.
+
+        Args:
+            end_block: where its records end.
+            rows, tombstones: see :class:`dataplane.core.segments.Footer`.
+        """
+        self._next_number = max(self._next_number, number + 1)
+        state = SegmentState.SEALED if is_sealed else SegmentState.CLOSED
+        segment = SegmentBooks(number, partition, state, end_block, tombstones=list(tombstones))
+        index, entries = partition.entries, segment.entries
+        for key in segment.tombstones:
+            if key in index:
+                self._lose(index[key])
+        for key, block, size_bytes in rows:
+            older = index.get(key)
+            if older is not None:
+                older.segment.live_bytes -= older.record_bytes
+            index[key] = entry = SsdEntry(key, segment, block, size_bytes)
+            entries.append(entry)
+            segment.live_bytes += entry.record_bytes
+        segment.row_count = len(entries)
+        partition.owner.segments[number] = segment
+        self._charge(partition.owner, segment.charged_bytes)
+        return segment
+
+    def adopt_end(self) -> None:
+        """Let go of segments in which nothing is left, and have the others sealed."""
+        for owner in list(self.tenants.values()):
+            for segment in list(owner.segments.values()):
+                if segment.state is SegmentState.CLOSED and (segment.live_bytes or self._is_needed(segment)):
+                    self._ask_for_footer(segment)
+                self._settle(segment)
+
+    # ---- inside
 
     def _ask(self, action: SsdAction) -> None:
         self.actions.append(action)
@@ -78,7 +139,7 @@ class SegmentLog:
         owner = self.tenants.get(tenant)
         if owner is None:
             rate = self._write_bytes_per_s
-            owner = self.tenants[tenant] = TenantSsd(tenant, TokenBucket(rate, max(rate, SEGMENT_MAX_BYTES)))
+            owner = self.tenants[tenant] = TenantSsd(tenant, TokenBucket(rate, burst=rate))
         return owner
 
     def _number(self) -> SegmentNumber:

@@ -18,14 +18,11 @@ are destroyed before files).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from dataplane.core.partition import Partition
 from dataplane.core.segments import (
     BLOCK_BYTES,
     FIXED_BLOCKS,
-    Row,
-    SegmentNumber,
     record_blocks,
 )
 from dataplane.core.ssd_books import (
@@ -42,7 +39,7 @@ from dataplane.core.ssd_books import (
     SsdRead,
 )
 from dataplane.core.ssd_log import SegmentLog
-from dataplane.core.usage import SsdUsage
+from dataplane.core.usage import DropReason, SsdUsage
 from saltern.errors import InternalError
 from saltern.keys import BlockKey
 from saltern.names import TenantId
@@ -72,6 +69,9 @@ class SsdTier(SegmentLog):
             owner = self._owner(tenant)
             owner.in_policy = True
             owner.quota = rules.tiers.get(Tier.SSD, NO_QUOTA)
+            # A second's worth at once; what was taken in advance is still owed under the new rate.
+            owner.bucket.rate_per_s = rules.rates.ssd_write_bytes_per_s or self._write_bytes_per_s
+            owner.bucket.burst = owner.bucket.rate_per_s
             live = {(space.uid, epoch) for space in rules.namespaces.values() for epoch in space.epochs}
             for identity, partition in list(owner.partitions.items()):
                 if identity not in live:
@@ -79,6 +79,18 @@ class SsdTier(SegmentLog):
             self._shrink(owner, owner.quota.limit_bytes)
 
     # ---- writing
+
+    def wants(self, partition: Partition, key: BlockKey) -> bool:
+        """Whether an entry that DRAM gives up should be offered: its tenant may use SSD, and it is not there yet."""
+        owner = self.tenants.get(partition.tenant)
+        if owner is None or not owner.quota.limit_bytes:
+            return False
+        books = owner.partitions.get((partition.namespace_uid, partition.epoch))
+        return books is None or not (key in books.entries or key in books.writing)
+
+    def drop(self, partition: Partition, reason: DropReason) -> None:
+        """Count an entry that DRAM gave up and that never came as far as :meth:`append_start`."""
+        self._owner(partition.tenant).counters.dropped(reason)
 
     def append_start(
         self,
@@ -88,26 +100,28 @@ class SsdTier(SegmentLog):
         now_ns: int,
     ) -> Append | None:
         """Admit an entry that DRAM gives up; None if it is there already or cannot be taken, which is counted."""
-        owner = self.tenants.get(partition.tenant)
-        if owner is None or not owner.quota.limit_bytes:
+        if not self.wants(partition, key):
+            return None
+        owner = self.tenants[partition.tenant]
+        record_bytes = record_blocks(size_bytes) * BLOCK_BYTES
+        least_bytes = record_bytes + FIXED_BLOCKS * BLOCK_BYTES
+        refused: DropReason | None = None
+        if not self.is_writable:
+            refused = DropReason.NOT_WRITABLE
+        elif least_bytes > min(owner.quota.limit_bytes, self.capacity_bytes):
+            refused = DropReason.NO_ROOM
+        elif not owner.bucket.take(record_bytes, now_ns):
+            refused = DropReason.WRITE_BUDGET
+        if refused is not None:
+            owner.counters.dropped(refused)
             return None
         books = owner.partitions.get((partition.namespace_uid, partition.epoch))
-        if books is not None and (key in books.entries or key in books.writing):
-            return None
-        record_bytes = record_blocks(size_bytes) * BLOCK_BYTES
-        if (
-            not self.is_writable
-            or record_bytes + FIXED_BLOCKS * BLOCK_BYTES > min(owner.quota.limit_bytes, self.capacity_bytes)
-            or not owner.bucket.take(record_bytes, now_ns)
-        ):
-            owner.counters.demotions_dropped += 1
-            return None
         if books is None:
             books = SsdPartition(owner, self._number(), partition.namespace_uid, partition.epoch)
             owner.partitions[books.namespace_uid, books.epoch] = books
         append = self._admit(books, key, size_bytes)
         if append is None:
-            owner.counters.demotions_dropped += 1
+            owner.counters.dropped(DropReason.NO_ROOM)
         return append
 
     def append_end(self, append: Append, *, written: bool) -> None:
@@ -122,14 +136,18 @@ class SsdTier(SegmentLog):
         if partition.writing.get(append.key) is append:
             del partition.writing[append.key]
         replaced = append.replaces
+        if written:
+            counters.written_bytes += record_blocks(append.size_bytes) * BLOCK_BYTES
         if not written:
             # Its blocks may hold half a record: they are not written again (nonces), and the segment is over.
             self._close(segment)
-            counters.demotions_dropped += replaced is None
+            if replaced is None:
+                counters.dropped(DropReason.WRITE_FAILED)
         elif append.is_cancelled or (replaced is not None and not replaced.is_alive):
             self._bury(partition, [(append.key, segment)])
         elif segment.is_leaving:
-            counters.demotions_dropped += replaced is None
+            if replaced is None:
+                counters.dropped(DropReason.NO_ROOM)
         else:
             entry = SsdEntry(append.key, segment, append.block, append.size_bytes)
             if replaced is not None:
@@ -146,13 +164,16 @@ class SsdTier(SegmentLog):
     # ---- reading
 
     def index(self, partition: Partition) -> SsdPartition | None:
-        """What a partition has on SSD; the caller has checked that the policy opens it (I2)."""
-        owner = self.tenants.get(partition.tenant)
-        return None if owner is None else owner.partitions.get((partition.namespace_uid, partition.epoch))
+        """What a partition has on SSD that can be read; the caller has checked that the policy opens it (I2)."""
+        return self._books(partition) if self.is_readable else None
 
     def find(self, partition: Partition, key: BlockKey) -> SsdEntry | None:
         books = self.index(partition)
         return None if books is None else books.entries.get(key)
+
+    def _books(self, partition: Partition) -> SsdPartition | None:
+        owner = self.tenants.get(partition.tenant)
+        return None if owner is None else owner.partitions.get((partition.namespace_uid, partition.epoch))
 
     def read_start(self, entry: SsdEntry, *, relocates: bool = False) -> SsdRead:
         """Hold an entry's file until :meth:`read_end`."""
@@ -183,12 +204,13 @@ class SsdTier(SegmentLog):
 
     def delete(self, partition: Partition, keys: Iterable[BlockKey]) -> set[BlockKey]:
         """Remove entries, those on their way too; return which were there. Tombstones keep them from coming back."""
-        books = self.index(partition)
+        books = self._books(partition)
         if books is None:
             return set()
+        wanted = list(keys)
         found: set[BlockKey] = set()
-        graves = []
-        for key in keys:
+        graves = self._remains(books, wanted)
+        for key in wanted:
             entry, append = books.entries.get(key), books.writing.get(key)
             if entry is not None:
                 graves.append((key, entry.segment))
@@ -201,13 +223,31 @@ class SsdTier(SegmentLog):
         self._bury(books, graves)
         return found
 
+    @staticmethod
+    def _remains(books: SsdPartition, keys: list[BlockKey]) -> list[tuple[BlockKey, SegmentBooks]]:
+        """Records that cannot be found any more and are still on disk, as long as their file is needed (I12)."""
+        doomed = [
+            segment
+            for segment in books.owner.segments.values()
+            if segment.state is SegmentState.DOOMED and segment.partition is books
+        ]
+        wanted = set(keys) if doomed else set()
+        return [(entry.key, segment) for segment in doomed for entry in segment.entries if entry.key in wanted]
+
     def outdate(self, partition: Partition, key: BlockKey) -> bool:
-        """A client puts ``key``: True if it is here already; a record on its way is given up for the client's bytes."""
-        books = self.index(partition)
+        """A client puts ``key``: True if it is here already; a record on its way is given up for the client's bytes.
+
+        While the tier cannot be read what it has is given up too: the client's bytes can be served, and it cannot.
+        """
+        books = self._books(partition)
         if books is None:
             return False
-        if key in books.entries:
-            return True
+        entry = books.entries.get(key)
+        if entry is not None:
+            if not self.is_readable:
+                self._lose(entry)
+                self._settle(entry.segment)
+            return self.is_readable
         append = books.writing.get(key)
         if append is not None:
             append.is_cancelled = True
@@ -224,9 +264,18 @@ class SsdTier(SegmentLog):
                 self._doom(target)
         self._settle(bury.segment)
 
-    def seal_end(self, seal: Seal, *, written: bool) -> None:
+    def seal_end(self, seal: Seal, *, written: bool, lost: bool = False) -> None:
+        """Say whether the segment is durable.
+
+        Args:
+            lost: the device failed to make it durable. What it was asked to write may be gone although reads still
+                show it, and asking again would succeed without it: nothing of the segment is served any more.
+        """
         segment = seal.segment
         segment.writers -= 1
+        if lost:
+            segment.partition.owner.counters.lost += len(segment.live_entries())
+            self._doom(segment)
         if written:
             # The footer lists what was alive; what was set aside for it and not needed is credited.
             before_bytes = segment.charged_bytes
@@ -278,63 +327,6 @@ class SsdTier(SegmentLog):
                 if partition.open_segment is not None:
                     self._retire(partition)
 
-    # ---- recovery
-
-    def adopt_partition(self, tenant: TenantId, number: SegmentNumber, namespace_uid: str, epoch: int) -> SsdPartition:
-        """Take over a partition found on disk. A tenant that no policy has named yet keeps what it has."""
-        owner = self._owner(tenant)
-        partition = SsdPartition(owner, number, namespace_uid, epoch)
-        self._next_number = max(self._next_number, number + 1)
-        owner.partitions[namespace_uid, epoch] = partition
-        return partition
-
-    def skip_numbers(self, highest: int) -> None:
-        """Give no number up to ``highest``: something that cannot be used has it."""
-        self._next_number = max(self._next_number, highest + 1)
-
-    def adopt_segment(
-        self,
-        partition: SsdPartition,
-        number: SegmentNumber,
-        end_block: int,
-        rows: Iterable[Row],
-        tombstones: Iterable[BlockKey],
-        *,
-        is_sealed: bool,
-    ) -> SegmentBooks:
-        """Take over a segment; call it in ascending order of numbers, then :meth:`adopt_end`. Later records win.
-
-        Args:
-            end_block: where its records end.
-            rows, tombstones: see :class:`dataplane.core.segments.Footer`.
-        """
-        self._next_number = max(self._next_number, number + 1)
-        state = SegmentState.SEALED if is_sealed else SegmentState.CLOSED
-        segment = SegmentBooks(number, partition, state, end_block, tombstones=list(tombstones))
-        index, entries = partition.entries, segment.entries
-        for key in segment.tombstones:
-            if key in index:
-                self._lose(index[key])
-        for key, block, size_bytes in rows:
-            older = index.get(key)
-            if older is not None:
-                older.segment.live_bytes -= older.record_bytes
-            index[key] = entry = SsdEntry(key, segment, block, size_bytes)
-            entries.append(entry)
-            segment.live_bytes += entry.record_bytes
-        segment.row_count = len(entries)
-        partition.owner.segments[number] = segment
-        self._charge(partition.owner, segment.charged_bytes)
-        return segment
-
-    def adopt_end(self) -> None:
-        """Let go of segments in which nothing is left, and have the others sealed."""
-        for owner in list(self.tenants.values()):
-            for segment in list(owner.segments.values()):
-                if segment.state is SegmentState.CLOSED and (segment.live_bytes or self._is_needed(segment)):
-                    self._ask_for_footer(segment)
-                self._settle(segment)
-
     # ---- what is there
 
     def usage(self, tenant: TenantId) -> SsdUsage | None:
@@ -350,5 +342,6 @@ class SsdTier(SegmentLog):
             live_bytes=sum(segment.live_bytes for segment in owner.segments.values()),
             entries=sum(len(partition.entries) for partition in owner.partitions.values()),
             segments=len(owner.segments),
-            counters=replace(owner.counters),
+            counters=owner.counters.copy(),
+            write_bytes_per_s=owner.bucket.rate_per_s,
         )

@@ -90,6 +90,16 @@ class TenantCounters:
         )
 
 
+class DropReason(StrEnum):
+    """Why an entry that DRAM evicted was not written to SSD, and is gone."""
+
+    NO_STAGING = "no-staging"  #: too much is on its way to the device already, of this tenant or of all
+    NO_ROOM = "no-room"  #: the tenant's limit or the device's capacity, even after what may go
+    WRITE_BUDGET = "write-budget"  #: the tenant has written as much as it may in a second
+    NOT_WRITABLE = "not-writable"  #: the tier is off or read-only
+    WRITE_FAILED = "write-failed"  #: the device failed while it was written
+
+
 @dataclass(slots=True)
 class SsdCounters:
     """What happened on SSD for one tenant since the node started; only ever grows.
@@ -98,10 +108,11 @@ class SsdCounters:
         reads, read_bytes: entries read back whole.
         read_failures: entries that could not be read or did not verify: each was a miss.
         demotions, demoted_bytes: entries written when DRAM evicted them.
-        demotions_dropped: entries that DRAM evicted and SSD did not take: no room, over the write budget, queue full
-            or not writable.
+        dropped_by_reason: entries that DRAM evicted and SSD did not take.
         relocations: hot entries written anew when their segment was reclaimed.
+        written_bytes: records of both, with their heads and padding: what the tenant wore off the device.
         evictions: entries lost to a reclaim.
+        lost: entries given up because their segment could not be made durable.
     """
 
     reads: int = 0
@@ -109,9 +120,24 @@ class SsdCounters:
     read_failures: int = 0
     demotions: int = 0
     demoted_bytes: int = 0
-    demotions_dropped: int = 0
+    dropped_by_reason: dict[DropReason, int] = field(default_factory=dict)
     relocations: int = 0
+    written_bytes: int = 0
     evictions: int = 0
+    lost: int = 0
+
+    @property
+    def demotions_dropped(self) -> int:
+        """Entries that DRAM evicted and SSD did not take."""
+        return sum(self.dropped_by_reason.values())
+
+    def dropped(self, reason: DropReason) -> None:
+        """An entry that DRAM evicted was not taken."""
+        self.dropped_by_reason[reason] = self.dropped_by_reason.get(reason, 0) + 1
+
+    def copy(self) -> SsdCounters:
+        """The counters as they are now."""
+        return replace(self, dropped_by_reason=dict(self.dropped_by_reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +148,7 @@ class SsdUsage:
         used_bytes: charged: records, dead ones too, with heads and footers.
         leaving_bytes: the part of it whose files are on their way out.
         live_bytes: records of entries that can be read.
+        write_bytes_per_s: the tenant's write budget in force; 0 for none.
     """
 
     reserved_bytes: int
@@ -132,6 +159,7 @@ class SsdUsage:
     entries: int
     segments: int
     counters: SsdCounters
+    write_bytes_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)

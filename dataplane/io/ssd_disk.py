@@ -31,14 +31,13 @@ from dataplane.core.segments import (
     DataRecord,
     Row,
     SegmentCipher,
-    SegmentNumber,
     partition_identity,
 )
 from dataplane.io.ssd_files import Files
 from dataplane.io.ssd_keys import KEY_FILE, PartitionKey, new_data_key, wrap_key
+from dataplane.io.ssd_places import Folder, SegmentPath
 from saltern.errors import FailedPreconditionError
 from saltern.keys import BlockKey
-from saltern.names import TenantId
 
 LOCK_FILE: Final = "lock"
 SEGMENT_SUFFIX: Final = ".seg"
@@ -46,24 +45,12 @@ SEGMENT_SUFFIX: Final = ".seg"
 RUN_MAX: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """Names a partition's folder, and what its key is for."""
-
-    tenant: TenantId
-    number: int
-    namespace_uid: str
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentPath:
-    folder: Folder
-    number: SegmentNumber
-
-
 class SegmentClosedError(OSError):
     """An earlier write to the segment failed; that one told why."""
+
+
+class NotDurableError(OSError):
+    """A segment could not be made durable. Never to be tried again: the kernel forgets what it failed to write."""
 
 
 @dataclass(slots=True, eq=False)
@@ -169,7 +156,7 @@ class Disk:
         self._write(segment, descriptor, _copy(self.ciphers[segment].seal_tombstones(block, keys)), block)
 
     def seal(self, segment: SegmentPath, end_block: int, rows: Sequence[Row], tombstones: Sequence[BlockKey]) -> None:
-        """Write the footer and make the segment durable. Raises OSError."""
+        """Write the footer and make the segment durable. Raises OSError, of which NotDurableError loses the segment."""
         footer = self.ciphers[segment].seal_footer(rows, tombstones, os.urandom(NONCE_BYTES))
         descriptor = self._writing.get(segment)
         if descriptor is None:
@@ -178,8 +165,7 @@ class Disk:
             # Beyond the end there may be blocks of a record that failed or was torn.
             self.files.truncate(descriptor, end_block * BLOCK_BYTES)
             self.files.write_at(descriptor, _copy(footer), end_block * BLOCK_BYTES)
-            self.files.sync(descriptor)
-            self.files.sync_folder(self.folder_path(segment.folder))
+            self._make_durable(segment, descriptor)
         finally:
             self._stop_writing(segment)
 
@@ -200,21 +186,27 @@ class Disk:
     def flush(self) -> None:
         """Make everything durable that was written before. Raises OSError."""
         for segment in list(self._dirty):
-            self.files.sync(self._writing[segment])
-            self.files.sync_folder(self.folder_path(segment.folder))
             self._dirty.discard(segment)
+            self._make_durable(segment, self._writing[segment])
 
     # ---- any thread
 
-    def read(self, segment: SegmentPath, wanted: Sequence[Wanted]) -> list[int | BadFormatError]:
+    def read(self, segment: SegmentPath, wanted: Sequence[Wanted]) -> list[int | Exception]:
         """Read records that follow each other, at most RUN_MAX, in one go, and open each where it was read to.
 
         Returns:
-            For each record its checksum, or why it is not what was written (I7).
-
-        Raises:
-            OSError: none of them could be read.
+            For each record its checksum, or BadFormatError if it is not what was written (I7), or OSError if it could
+            not be read: a bad place on the device costs the record that lies there, and not those beside it.
         """
+        try:
+            return list(self._read_run(segment, wanted))
+        except OSError as error:
+            if len(wanted) == 1:
+                return [error]
+        return [outcome for one in wanted for outcome in self.read(segment, [one])]
+
+    def _read_run(self, segment: SegmentPath, wanted: Sequence[Wanted]) -> list[int | BadFormatError]:
+        """Raises OSError: at least one of the records could not be read."""
         cipher = self.ciphers.get(segment)
         if cipher is None:
             return [BadFormatError("the segment is gone")] * len(wanted)
@@ -294,9 +286,19 @@ class Disk:
         try:
             self.files.write_at(descriptor, memory, block * BLOCK_BYTES)
         except OSError:
+            # I12: a part of it may be there, whole records too, that nobody was told of and so nobody can delete.
+            with contextlib.suppress(OSError):
+                self.files.truncate(descriptor, block * BLOCK_BYTES)
             self._stop_writing(segment)
             raise
         self._dirty.add(segment)
+
+    def _make_durable(self, segment: SegmentPath, descriptor: int) -> None:
+        try:
+            self.files.sync(descriptor)
+            self.files.sync_folder(self.folder_path(segment.folder))
+        except OSError as error:
+            raise NotDurableError(*error.args) from error
 
     def _stop_writing(self, segment: SegmentPath) -> None:
         self._dirty.discard(segment)

@@ -29,8 +29,9 @@ from dataplane.core.segments import (
     record_blocks,
 )
 from dataplane.core.ssd_tier import SsdTier
-from dataplane.io.ssd_disk import LOCK_FILE, Disk, Folder, SegmentPath, aligned
+from dataplane.io.ssd_disk import LOCK_FILE, Disk, aligned
 from dataplane.io.ssd_keys import KEY_FILE, KEY_FILE_MAX_BYTES, unwrap_key
+from dataplane.io.ssd_places import Folder, SegmentPath
 from saltern.errors import InvalidArgumentError
 from saltern.keys import BlockKey
 from saltern.names import TenantId, parse_tenant_id

@@ -21,6 +21,7 @@ from dataplane.io.ssd import SsdLimits, SsdStore
 from dataplane.io.ssd_disk import Disk
 from dataplane.io.ssd_files import Files
 from dataplane.io.ssd_keys import load_node_key
+from dataplane.io.ssd_places import place_of
 from dataplane.io.workers import Failed
 from saltern import wire
 from saltern.keys import BlockKey
@@ -258,6 +259,13 @@ class SsdNode:
         self.now_ns += 1000
         return self.now_ns
 
+    def pass_time(self, seconds: int) -> None:
+        """Let time pass, and everything that waits for it happen."""
+        self.now_ns += seconds * 1_000_000_000
+        timers, self.workers.timers = self.workers.timers, []
+        for timer in timers:
+            timer()
+
     def recover(self) -> SsdNode:
         self.store.recover()
         return self
@@ -335,7 +343,7 @@ class SsdNode:
     def check_files(self) -> None:
         """After everything was done: exactly the files that the books name, each as long as it is charged (I8)."""
         named = {
-            self.disk.path(self.store._place(segment)): segment.charged_bytes
+            self.disk.path(place_of(segment)): segment.charged_bytes
             for owner in self.tier.tenants.values()
             for segment in owner.segments.values()
             if segment.next_block > 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog.testing
 
+from tests.support.ssd_lives import Start, lives
 from tests.support.static_node import MIB, StaticNode, static_node, tenant_policy
 from tests.support.waiting import wait_until
 from tests.support.wire_client import WireClient, block, connect_tcp, connect_unix, key
@@ -58,3 +60,10 @@ def stranger(node: StaticNode, request: pytest.FixtureRequest) -> Iterator[WireC
     """A connection that has not said HELLO, over each door."""
     with CONNECT[request.param](node) as connected:
         yield connected
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts core, tiers and files of a node with tenants a and b; starting another one first kills the one before."""
+    with lives(tmp_path) as begin:
+        yield begin

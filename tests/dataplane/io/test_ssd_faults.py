@@ -224,10 +224,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.time_passes()
 
     def time_passes(self) -> None:
-        self.node.now_ns += 60_000_000_000
-        timers, self.node.workers.timers = self.node.workers.timers, []
-        for timer in timers:
-            timer()
+        self.node.pass_time(60)
 
     @rule(power=st.booleans(), keep=st.integers(0, 8))
     def die_now(self, power: bool, keep: int) -> None:
