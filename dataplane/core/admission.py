@@ -36,11 +36,26 @@ def open_partition(
     namespace = None if tenant is None else tenant.namespaces.get(requested_namespace)
     if namespace is None or requested_namespace != claims_namespace:
         raise namespace_not_available(requested_namespace)
-    partition = Partition(claims_tenant, requested_namespace, namespace.uid, epoch)
+    partition = _name_partition(claims_tenant, requested_namespace, namespace.uid, epoch)
     refused = check_partition(policy, partition)
     if refused is not None:
         raise refused
     return partition
+
+
+def restore_partition(
+    policy: NodePolicy, tenant: TenantId, namespace: NamespaceId, namespace_uid: str, epoch: int
+) -> Partition | None:
+    """Return a partition of which an earlier process has left entries; None if ``policy`` does not name it (I12).
+
+    The entries are only put back where they were: reading them takes a verified session as ever, whose partition must
+    be equal to this one. A suspended tenant's partition is named, though not open.
+    """
+    rules = policy.tenants.get(tenant)
+    current = None if rules is None else rules.namespaces.get(namespace)
+    if current is None or current.uid != namespace_uid or epoch not in current.epochs:
+        return None
+    return _name_partition(tenant, namespace, namespace_uid, epoch)
 
 
 def check_partition(policy: NodePolicy, partition: Partition) -> PermissionDeniedError | None:
@@ -54,6 +69,10 @@ def check_partition(policy: NodePolicy, partition: Partition) -> PermissionDenie
     if partition.epoch not in namespace.epochs:
         return epoch_not_available(partition.epoch)
     return None
+
+
+def _name_partition(tenant: TenantId, namespace: NamespaceId, namespace_uid: str, epoch: int) -> Partition:
+    return Partition(tenant, namespace, namespace_uid, epoch)
 
 
 def namespace_not_available(namespace: NamespaceId) -> PermissionDeniedError:

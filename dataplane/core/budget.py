@@ -78,6 +78,11 @@ class TierBudget:
         self.held_bytes -= extent_bytes
         self.in_flight_bytes -= size_bytes
 
+    def adopt(self, size_bytes: int, extent_bytes: int) -> None:
+        """Charge entries that were there before this process; they may be above the limit until they are evicted."""
+        self.used_bytes += extent_bytes
+        self.resident_bytes += size_bytes
+
     def hold(self, extent_bytes: int) -> None:
         """An entry got its first reader."""
         self.held_bytes += extent_bytes

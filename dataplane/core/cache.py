@@ -17,19 +17,21 @@ I12 (what the policy no longer names is gone at once).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from dataplane.core import refusals
 from dataplane.core.admission import check_partition, epoch_not_available, namespace_not_available
+from dataplane.core.adoption import Adopted, adopt_snapshot
 from dataplane.core.earning import EarningAccount
-from dataplane.core.entry import Entry, Pin, Promotion, PutRefused, PutTicket
+from dataplane.core.entry import Entry, EntryState, Pin, Promotion, PutRefused, PutTicket
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction, new_order
-from dataplane.core.extents import round_up
+from dataplane.core.extents import ArenaOffset, round_up
 from dataplane.core.invariants import check_invariants
 from dataplane.core.partition import Partition
 from dataplane.core.pool import Pool
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
+from dataplane.core.snapshot import ArenaIdentity, Snapshot, encode_snapshot
 from dataplane.core.ssd_invariants import check_ssd_invariants
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.tenant_cache import PartitionIndex, TenantCache
@@ -42,6 +44,7 @@ from tenants.quota import Tier, TierQuota, check_reservations
 
 _NO_QUOTA: Final = TierQuota(reserved_bytes=0, limit_bytes=0)
 _ABSENT: Final = b"\0"
+_ADOPTED: Final = EntryState.ADOPTED  # an enum's member costs a descriptor call at each use in Python 3.11
 
 
 class CacheCore:
@@ -207,7 +210,7 @@ class CacheCore:
         hits = hit_bytes = 0
         for position in range(len(keys) - 1, -1, -1):
             entry = find(keys[position])
-            if entry is None:
+            if entry is None or (entry.state is _ADOPTED and not self._pool.verify(entry)):
                 continue
             if not entry.pins:
                 budget.hold(entry.extent_bytes)
@@ -360,6 +363,30 @@ class CacheCore:
     def promote_pin(self, partition: Partition, key: BlockKey, now_ns: int) -> Pin | None:
         """Pin one entry for a get that waited for it; counts a hit."""
         return self.get_start(partition, (key,), now_ns, counts_misses=False)[0]
+
+    # ---- over a restart
+
+    def snapshot(self, arena: ArenaIdentity) -> Iterator[bytes]:
+        """Encode what a later process needs to serve the same entries from the same memory, piece by piece.
+
+        Nothing may change until the last piece is taken. Entries that somebody reads or writes are left out.
+        """
+        return encode_snapshot(self._pool, self._eviction, arena)
+
+    def adopt(self, snapshot: Snapshot, digest: Callable[[ArenaOffset, int], int], now_ns: int) -> Adopted:
+        """Take over the entries of a snapshot, as far as the policy in force names them (I12) and has room (I4).
+
+        Call it once, after the first policy and before anything else. Each entry's bytes are verified before they
+        leave for the first time (I7).
+
+        Args:
+            digest: XXH3-64 over so many bytes of the arena from an offset on.
+
+        Raises:
+            BadSnapshotError: it contradicts itself; the core is as empty as before.
+        """
+        self._pool.digest = digest
+        return adopt_snapshot(self._pool, self._policy, self._eviction, snapshot, now_ns)
 
     # ---- what is there
 

@@ -19,10 +19,12 @@ class EntryState(Enum):
     """What may be done with an entry's bytes.
 
     WRITING -> READABLE -> DETACHED -> (freed); a detached entry is unreachable but its memory is still being written or
-    read by somebody, so it is neither reused nor credited yet (I7, I8).
+    read by somebody, so it is neither reused nor credited yet (I7, I8). An adopted entry is one whose bytes outlived
+    the process that wrote them (:mod:`dataplane.core.adoption`): it becomes readable once they are verified (I7).
     """
 
     WRITING = "writing"
+    ADOPTED = "adopted"
     READABLE = "readable"
     DETACHED = "detached"
 

@@ -6,7 +6,7 @@ A policy decides within a tenant only; between tenants decide the reservations a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -33,6 +33,20 @@ class EvictionOrder(Protocol):
 
     def remove(self, entry: Entry) -> None:
         """An entry was deleted or dropped; nobody wants it back."""
+
+    def adopt(self, entry: Entry) -> None:
+        """An entry of an earlier process is back (:mod:`dataplane.core.adoption`); they come from the coldest on.
+
+        Its ``touched_ns`` and ``is_proven`` are what they were.
+        """
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """What the order has measured of its load, to be set again after a restart; may be empty."""
+
+    @counts.setter
+    def counts(self, counts: Sequence[int]) -> None:
+        """Go on from ``counts``; those that this order could not have given are ignored."""
 
     def __iter__(self) -> Iterator[Entry]:
         """Entries from the next victim on; the caller skips pinned ones and changes nothing while it iterates."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from dataplane.core.entry import Entry, EntryState
 from dataplane.core.extents import Extents, round_up
 from dataplane.core.pool import Pool
 from dataplane.core.tenant_cache import TenantCache
 from saltern.names import TenantId
+
+_THERE: Final = (EntryState.READABLE, EntryState.ADOPTED)
 
 
 def check_invariants(pool: Pool) -> None:
@@ -33,7 +36,8 @@ def _check_tenant(tenant: TenantId, owner: TenantCache, detached: Mapping[Entry,
     for partition, index in owner.partitions.items():
         assert owner.tenant == partition.tenant == tenant and index.owner is owner, "I2: an index in foreign hands"
         for key, entry in index.entries.items():
-            assert entry.key == key and entry.index is index and entry.state is EntryState.READABLE
+            assert entry.key == key and entry.index is index and entry.state in _THERE
+            assert not (entry.pins and entry.state is EntryState.ADOPTED), "I7: bytes left before they were verified"
         for key, entry in index.writing.items():
             assert entry.key == key and entry.index is index and entry.state is EntryState.WRITING and not entry.pins
         assert not index.entries.keys() & index.writing.keys(), "I7: a key is readable while it is written"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from dataplane.core.entry import Entry, Link
@@ -47,6 +47,17 @@ class LruOrder:
         colder, warmer = entry.colder, entry.warmer
         colder.warmer, warmer.colder = warmer, colder
         del entry.colder, entry.warmer  # a removed entry keeps no neighbour alive
+
+    def adopt(self, entry: Entry) -> None:
+        self.insert(entry)
+
+    @property
+    def counts(self) -> Sequence[int]:
+        return ()
+
+    @counts.setter
+    def counts(self, counts: Sequence[int]) -> None:
+        """There is nothing to measure."""
 
     def __iter__(self) -> Iterator[Entry]:
         root = self.root

@@ -11,7 +11,7 @@ from typing import Final
 
 from dataplane.core import refusals
 from dataplane.core.entry import Entry, EntryState, PutRefused
-from dataplane.core.extents import Extents
+from dataplane.core.extents import ArenaOffset, Extents
 from dataplane.core.partition import Partition
 from dataplane.core.tenant_cache import PartitionIndex, TenantCache
 from dataplane.core.usage import EvictionCause
@@ -31,6 +31,7 @@ class Pool:
         last_ns: the latest time that a touch has had.
         demote: told of every entry that is evicted, while its bytes are still there; it must take them before it
             returns, and must not call back into the pool.
+        digest: XXH3-64 over so many bytes of the arena from an offset on; needed once entries are adopted.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -41,6 +42,7 @@ class Pool:
         self.detached: Final[dict[Entry, None]] = {}
         self.last_ns = 0
         self.demote: Callable[[Entry], None] | None = None
+        self.digest: Callable[[ArenaOffset, int], int] | None = None
 
     def advance(self, now_ns: int) -> int:
         """Move the clock; returns a time that no touch has had, so that ages never tie."""
@@ -129,7 +131,7 @@ class Pool:
         """Remove an entry that nobody holds, to make room."""
         owner = entry.index.owner
         owner.counters.evicted(entry.size_bytes, cause)
-        if self.demote is not None:
+        if self.demote is not None and (entry.state is not EntryState.ADOPTED or self._is_intact(entry)):
             self.demote(entry)
         owner.order.evict(entry)
         self._detach(entry)
@@ -164,6 +166,14 @@ class Pool:
         index.writing.clear()
         return purged_entries
 
+    def verify(self, entry: Entry) -> bool:
+        """Make an adopted entry readable if its bytes are those that were put, else remove it (I7); which it was."""
+        if self._is_intact(entry):
+            entry.state = EntryState.READABLE
+            return True
+        self.remove(entry)
+        return False
+
     def note_if_borrowing(self, owner: TenantCache) -> None:
         """Call after what is protected of a tenant may have shrunk."""
         if owner.budget.used_bytes > owner.budget.protected_bytes:
@@ -184,6 +194,10 @@ class Pool:
             else:
                 self.evict(victim, EvictionCause.OWN_LIMIT if excess_bytes > 0 else EvictionCause.OWN_PUT)
             excess_bytes -= victim.extent_bytes
+
+    def _is_intact(self, entry: Entry) -> bool:
+        assert self.digest is not None, "adopting set it"
+        return self.digest(entry.offset, entry.size_bytes) == entry.checksum
 
     def _detach(self, entry: Entry) -> None:
         del entry.index.entries[entry.key]

@@ -17,7 +17,7 @@ the weight from ghost hits, makes the borderline with LRU smooth. It contains no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, cast
 
 from dataplane.core.entry import Entry
@@ -86,6 +86,21 @@ class TwoQueueOrder:
     def remove(self, entry: Entry) -> None:
         self._entries -= 1
         (self._proven if entry.is_proven else self._new).remove(entry)
+
+    def adopt(self, entry: Entry) -> None:
+        """The keys evicted before the restart are forgotten: a ghost more or less moves the pressure by little."""
+        self._now_ns = max(self._now_ns, entry.touched_ns)
+        self._entries += 1
+        (self._proven if entry.is_proven else self._new).insert(entry)
+
+    @property
+    def counts(self) -> Sequence[int]:
+        return self._hits, self._ghost_hits
+
+    @counts.setter
+    def counts(self, counts: Sequence[int]) -> None:
+        if len(counts) == 2 and counts[0] >= 1 and counts[1] >= 0:
+            self._hits, self._ghost_hits = counts
 
     def __iter__(self) -> Iterator[Entry]:
         """The coldest first, by weighted age; integers only, so every machine chooses alike."""
