@@ -29,10 +29,13 @@ _GRANTS: dict[str, str] = {
 def apply_grants(connection: Connection) -> None:
     """Set the rights of the application role to exactly the table above; nothing where there is no such role.
 
-    Every upgrade does it, not one revision: the role may be made after the schema.
+    Every upgrade does it, not one revision: the role may be made after the schema. An upgrade to an earlier revision
+    lacks the tables of later ones.
     """
     if connection.scalar(text("SELECT 1 FROM pg_roles WHERE rolname = :name"), {"name": APPLICATION_ROLE}) is None:
         return
     for table, rights in _GRANTS.items():
+        if connection.scalar(text("SELECT to_regclass(:table)"), {"table": table}) is None:
+            continue
         connection.execute(text(f"REVOKE ALL ON TABLE {table} FROM {APPLICATION_ROLE}"))
         connection.execute(text(f"GRANT {rights} ON TABLE {table} TO {APPLICATION_ROLE}"))

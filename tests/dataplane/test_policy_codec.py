@@ -15,7 +15,7 @@ from saltern.errors import InvalidArgumentError
 from saltern.names import NamespaceId, TenantId
 from saltern.node.v1 import node_pb2
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
-from tenants.quota import Tier, TierQuota
+from tenants.quota import RATE_MAX, RateLimits, Tier, TierQuota
 from tenants.tokens import KeySet
 from tests.support.snapshots import KEY, snapshot
 
@@ -30,6 +30,7 @@ def test_a_snapshot_decodes_to_a_policy() -> None:
                 {Tier.DRAM: TierQuota(1, 2, 100)},
                 {NamespaceId("chat"): NamespacePolicy("u", 4096, (1, 2))},
                 min_issue_time_s=101,  # rounded up (I10)
+                rates=RateLimits(operations_per_s=3, bytes_per_s=4),
             )
         },
     )
@@ -39,6 +40,12 @@ def test_a_snapshot_decodes_to_a_policy() -> None:
 def test_what_the_control_plane_encodes_the_node_decodes() -> None:
     policy, key_set = decode_snapshot(snapshot())
     assert decode_snapshot(encode_policy(policy, key_set, utc_now())) == (policy, key_set)
+
+
+def test_a_control_plane_that_knows_no_rates_sets_none() -> None:
+    message = snapshot()
+    message.tenants[0].ClearField("rates")
+    assert decode_snapshot(message)[0].tenants[TenantId("acme")].rates == RateLimits()
 
 
 MALFORMED: dict[str, Callable[[node_pb2.PolicySnapshot], object]] = {
@@ -61,6 +68,9 @@ MALFORMED: dict[str, Callable[[node_pb2.PolicySnapshot], object]] = {
     "a namespace without a uid": lambda s: setattr(s.tenants[0].namespaces[0], "uid", ""),
     "a namespace of blocks too large": lambda s: setattr(s.tenants[0].namespaces[0], "block_bytes", 2**40),
     "a namespace twice": lambda s: s.tenants[0].namespaces.add().CopyFrom(s.tenants[0].namespaces[0]),
+    "a negative rate of operations": lambda s: setattr(s.tenants[0].rates, "operations_per_s", -1),
+    "a rate of bytes above every other": lambda s: setattr(s.tenants[0].rates, "bytes_per_s", RATE_MAX + 1),
+    "a negative rate of writes": lambda s: setattr(s.tenants[0].rates, "ssd_write_bytes_per_s", -(2**63)),
     "epochs out of order": lambda s: s.tenants[0].namespaces[0].epochs.append(1),
     "a negative epoch": lambda s: s.tenants[0].namespaces[0].epochs.insert(0, -1),
 }

@@ -76,6 +76,51 @@ def test_a_downgrade_does_not_destroy_rows(postgres: Any) -> None:
         assert migrations.current_revision(database.owner) == migrations.head_revision()
 
 
+def test_rates_come_and_go_beside_rows_of_the_version_before(postgres: Any) -> None:
+    """0002 on a database in use: inserts of the earlier version still work after it, and no rate is lost by mistake."""
+    tenant = "INSERT INTO tenants VALUES ('{0}', gen_random_uuid(), '', 'active', now(), 'w', 1, now(), now(), 1)"
+    node = "INSERT INTO nodes VALUES ('n', gen_random_uuid(), 1, 'w', '', '', '', 1, 0, '', 0, now(), now())"
+    usage = "INSERT INTO node_usage VALUES ('n', '{0}', 1, 2, 3, 4, 5, 6, 7, 8, now())"
+    tier_usage = "INSERT INTO node_tier_usage VALUES ('n', '{0}', 'dram', 1, 1)"
+
+    with postgres.fresh_database() as database:
+
+        def run(*statements: str) -> None:
+            in_transaction(database.owner, lambda connection: [connection.execute(text(sql)) for sql in statements])
+
+        def one(sql: str) -> Any:
+            return in_transaction(database.owner, lambda connection: tuple(connection.execute(text(sql)).one()))
+
+        migrations.upgrade(database.owner, "0001")
+        run(tenant.format("a"), node, usage.format("a"), tier_usage.format("a"))
+        migrations.upgrade(database.owner, "0002")
+        run(tenant.format("b"), usage.format("b"), tier_usage.format("b"))
+        for name in "ab":
+            columns = "evictions, evictions_by_cause, refused_by_reason, taken_bytes, ssd"
+            found = one(f"SELECT {columns} FROM node_usage WHERE tenant_id = '{name}'")
+            assert found == (7, {}, {}, 0, None)
+            assert one(f"SELECT lent_bytes FROM node_tier_usage WHERE tenant_id = '{name}'") == (0,)
+
+        run("INSERT INTO rate_limits VALUES ('a', 0, 5, 0, now(), 1)")
+        for refused in (
+            "INSERT INTO rate_limits VALUES ('b', -1, 0, 0, now(), 1)",
+            f"INSERT INTO rate_limits VALUES ('b', 0, {2**40 + 1}, 0, now(), 1)",
+            "UPDATE node_usage SET evictions_by_cause = '[1]'",
+            "UPDATE node_usage SET ssd = '3'",
+            "UPDATE node_tier_usage SET borrowed_bytes = -1",
+        ):
+            with pytest.raises(Exception, match="violates check constraint"):
+                run(refused)
+        with pytest.raises(FailedPreconditionError) as caught:
+            migrations.downgrade(database.owner, "0001")
+        assert caught.value.reason == "SCHEMA_IN_USE"
+        run("UPDATE rate_limits SET bytes_per_s = 0")
+        migrations.downgrade(database.owner, "0001")
+        assert one("SELECT count(*) FROM node_usage") == (2,)
+        migrations.upgrade(database.owner)
+        assert one("SELECT count(*) FROM rate_limits") == (0,)
+
+
 def test_control_planes_that_start_together_take_turns(postgres: Any) -> None:
     failures: list[BaseException] = []
 

@@ -151,6 +151,24 @@ class Admin:
         request.allow_below_use = allow_below_use
         return await self.quotas.UpdateQuota(request, metadata=PLATFORM)
 
+    async def set_rates(
+        self,
+        tenant: str,
+        operations_per_s: int = 0,
+        bytes_per_s: int = 0,
+        ssd_write_bytes_per_s: int = 0,
+        *,
+        etag: str = "",
+        metadata: Metadata = PLATFORM,
+    ) -> quotas_pb2.Quota:
+        rates = quotas_pb2.RateLimits(
+            operations_per_s=operations_per_s,
+            bytes_per_s=bytes_per_s,
+            ssd_write_bytes_per_s=ssd_write_bytes_per_s,
+        )
+        quota = quotas_pb2.Quota(name=f"tenants/{tenant}/quota", rates=rates, etag=etag)
+        return await self.quotas.UpdateQuota(quotas_pb2.UpdateQuotaRequest(quota=quota), metadata=metadata)
+
     async def register_node(
         self, node: str, dram_capacity_bytes: int, last_report_time: datetime | None = None
     ) -> None:

@@ -12,13 +12,15 @@ KEY = Ed25519PrivateKey.generate().public_key()
 
 
 def snapshot(version: int = 7) -> node_pb2.PolicySnapshot:
-    """One tenant, ``acme``, with one namespace and a DRAM quota of 1 and 2 bytes."""
+    """One tenant, ``acme``, with one namespace, a DRAM quota of 1 and 2 bytes, and two rates."""
     message = node_pb2.PolicySnapshot(version=version)
     message.key_set.issuer = "saltern-1"
     message.key_set.keys.add(kid="k1", kty="OKP", crv="Ed25519", x=public_key_to_x(KEY), alg="EdDSA", use="sig")
     tenant = message.tenants.add(tenant_id="acme", state=tenants_pb2.Tenant.STATE_ACTIVE)
     tenant.tiers.add(tier=quotas_pb2.TIER_DRAM, reserved_bytes=1, limit_bytes=2)
     tenant.namespaces.add(namespace_id="chat", uid="u", block_bytes=4096, epochs=[1, 2])
+    tenant.rates.operations_per_s = 3
+    tenant.rates.bytes_per_s = 4
     tenant.min_issue_time.seconds = 100
     tenant.min_issue_time.nanos = 1
     return message

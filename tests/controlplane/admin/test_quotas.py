@@ -6,9 +6,9 @@ from sqlalchemy import func, select
 
 from controlplane.db import models
 from saltern.admin.v1 import quotas_pb2
-from saltern.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
-from tenants.quota import Tier
-from tests.support.admin import GIB, PLATFORM, Admin, quota_request, refused
+from saltern.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, PermissionDeniedError
+from tenants.quota import RATE_MAX, Tier
+from tests.support.admin import GIB, PLATFORM, Admin, admin_of, quota_request, refused
 
 
 async def test_a_quota_is_set_for_the_listed_tier_only(admin: Admin) -> None:
@@ -143,3 +143,100 @@ async def test_each_tier_is_listed_once(admin: Admin) -> None:
         error = await refused(admin.quotas.UpdateQuota(request, metadata=PLATFORM))
 
         assert isinstance(error, InvalidArgumentError)
+
+
+def rates_in(quota: quotas_pb2.Quota) -> tuple[int, int, int]:
+    return quota.rates.operations_per_s, quota.rates.bytes_per_s, quota.rates.ssd_write_bytes_per_s
+
+
+async def test_rates_and_tiers_are_set_apart_or_together(admin: Admin) -> None:
+    created = await admin.create_tenant("acme")
+    first = await admin.quotas.GetQuota(quotas_pb2.GetQuotaRequest(name="tenants/acme/quota"), metadata=PLATFORM)
+    assert first.HasField("rates") and rates_in(first) == (0, 0, 0)
+    tiers = (await admin.set_quota("acme", reserved_bytes=GIB, limit_bytes=2 * GIB)).tiers
+
+    limited = await admin.set_rates("acme", 1000, GIB, 7)
+
+    assert rates_in(limited) == (1000, GIB, 7)
+    assert limited.tiers == tiers
+    assert limited.update_time.ToNanoseconds() > created.update_time.ToNanoseconds()
+    assert rates_in(await admin.set_quota("acme", limit_bytes=3 * GIB)) == (1000, GIB, 7)
+    both = quota_request("acme", 0, 4 * GIB)
+    both.quota.rates.operations_per_s = RATE_MAX
+    changed = await admin.quotas.UpdateQuota(both, metadata=PLATFORM)
+    assert rates_in(changed) == (RATE_MAX, 0, 0)
+    assert changed.tiers[0].limit_bytes == 4 * GIB
+    assert rates_in(await admin.set_rates("acme")) == (0, 0, 0)
+    async with admin.database.transaction() as session:
+        row = await session.get_one(models.RateLimits, "acme")
+    assert (row.operations_per_s, row.revision) == (0, 3)
+
+
+async def test_every_change_of_rates_changes_the_etag_and_guards_by_it(admin: Admin) -> None:
+    await admin.create_tenant("acme")
+    etags = [
+        (await admin.quotas.GetQuota(quotas_pb2.GetQuotaRequest(name="tenants/acme/quota"), metadata=PLATFORM)).etag
+    ]
+    for operations_per_s in (1, 2, 2):
+        etags.append((await admin.set_rates("acme", operations_per_s, etag=etags[-1])).etag)
+    assert len(set(etags)) == len(etags)
+
+    for stale in etags[:-1]:
+        error = await refused(admin.set_rates("acme", 9, etag=stale))
+        assert isinstance(error, AbortedError) and error.reason == "ETAG_MISMATCH"
+
+
+async def test_rates_out_of_range_are_refused_whole(admin: Admin) -> None:
+    await admin.create_tenant("acme")
+    for position in range(3):
+        for value in (-1, RATE_MAX + 1, 2**63 - 1, -(2**63)):
+            rates = [1, 1, 1]
+            rates[position] = value
+            error = await refused(admin.set_rates("acme", *rates))
+            assert isinstance(error, InvalidArgumentError) and error.reason == "QUOTA_OUT_OF_RANGE"
+            assert error.hint
+    nothing = quotas_pb2.UpdateQuotaRequest(quota=quotas_pb2.Quota(name="tenants/acme/quota"))
+    assert isinstance(await refused(admin.quotas.UpdateQuota(nothing, metadata=PLATFORM)), InvalidArgumentError)
+    async with admin.database.transaction() as session:
+        assert await session.get(models.RateLimits, "acme") is None
+
+
+async def test_i11_a_change_of_rates_is_one_event_with_both_states_and_one_policy_version(admin: Admin) -> None:
+    await admin.create_tenant("acme")
+    await admin.set_rates("acme", 10, 20, 30)
+    version = await admin.policy_version()
+
+    await admin.set_rates("acme", 11, 20, 30)
+
+    event = (await admin.events("acme"))[-1]
+    assert event.method == "saltern.admin.v1.QuotaService/UpdateQuota"
+    assert event.resource == "tenants/acme/quota"
+    assert event.before is not None and event.after is not None
+    unchanged = {"bytes_per_s": "20", "ssd_write_bytes_per_s": "30"}
+    assert event.before["rates"] == {"operations_per_s": "10", **unchanged}
+    assert event.after["rates"] == {"operations_per_s": "11", **unchanged}
+    assert await admin.policy_version() == version + 1
+    assert await admin.chain_faults("acme") == []
+
+
+async def test_a_tenants_own_admin_cannot_lift_its_rates(admin: Admin) -> None:
+    await admin.create_tenant("acme")
+    await admin.set_rates("acme", 10)
+
+    error = await refused(admin.set_rates("acme", metadata=admin_of("acme")))
+
+    assert isinstance(error, PermissionDeniedError) and error.reason == "ROLE_REQUIRED"
+    request = quotas_pb2.GetQuotaRequest(name="tenants/acme/quota")
+    assert rates_in(await admin.quotas.GetQuota(request, metadata=admin_of("acme"))) == (10, 0, 0)
+    denied = (await admin.events("acme"))[-1]
+    assert (denied.outcome, denied.resource) == ("denied", "tenants/acme/quota")
+
+
+async def test_i12_a_tenant_of_the_same_name_does_not_inherit_rates(admin: Admin) -> None:
+    await admin.create_tenant("acme")
+    await admin.set_rates("acme", 10)
+    await admin.delete_tenant("acme")
+    await admin.create_tenant("acme")
+
+    request = quotas_pb2.GetQuotaRequest(name="tenants/acme/quota")
+    assert rates_in(await admin.quotas.GetQuota(request, metadata=PLATFORM)) == (0, 0, 0)

@@ -193,6 +193,27 @@ async def test_i4_shares_of_all_nodes_never_sum_past_the_quota(control: Control,
     assert shares["node-1"] < shares["node-2"] < shares["node-3"]
 
 
+async def test_i4_rates_reach_each_node_as_its_share(control: Control, as_node: Metadata) -> None:
+    await control.add_tenant("acme")
+    await control.add_tenant("bravo")
+    for node_id, dram_bytes in (("node-1", MIB), ("node-2", 3 * MIB)):
+        await control.node.RegisterNode(register_request(node_id, dram_bytes), metadata=as_node)
+    async with streaming(control, as_node, "node-1") as one, streaming(control, as_node, "node-2") as two:
+        assert (await one.next()).tenants[0].rates == quotas_pb2.RateLimits()
+        wanted = quotas_pb2.RateLimits(operations_per_s=1000, bytes_per_s=2, ssd_write_bytes_per_s=1)
+        quota = quotas_pb2.Quota(name="tenants/acme/quota", rates=wanted)
+        admin = await control.bearer(control.admin_key)
+        await control.quotas.UpdateQuota(quotas_pb2.UpdateQuotaRequest(quota=quota), metadata=admin)
+        shares = []
+        for stream in (one, two):
+            policy = await stream.next_with(lambda snapshot: snapshot.tenants[0].rates.operations_per_s)
+            assert policy.tenants[1].rates == quotas_pb2.RateLimits()
+            shares.append(policy.tenants[0].rates)
+    assert [share.operations_per_s for share in shares] == [250, 750]
+    assert [share.bytes_per_s for share in shares] == [1, 1]
+    assert [share.ssd_write_bytes_per_s for share in shares] == [1, 1]  # no node has an SSD; 0 would be no limit
+
+
 async def test_i5_a_node_may_not_come_back_too_small_for_what_is_reserved(control: Control, as_node: Metadata) -> None:
     await control.node.RegisterNode(register_request(dram_bytes=64 * MIB), metadata=as_node)
     await control.add_tenant("acme")
@@ -263,7 +284,7 @@ async def test_i10_a_node_whose_key_is_deleted_gets_no_further_policy(control: C
     assert error_from_rpc(caught.value).reason == "CREDENTIAL_REVOKED"
 
 
-def usage_of(tenant: str, used_bytes: int, **counters: int) -> node_pb2.TenantUsage:
+def usage_of(tenant: str, used_bytes: int, **counters: Any) -> node_pb2.TenantUsage:
     tier = node_pb2.TenantTierUsage(tier=quotas_pb2.TIER_DRAM, used_bytes=used_bytes, entries=used_bytes // 1000)
     return node_pb2.TenantUsage(tenant_id=tenant, tiers=[tier], **counters)
 
@@ -283,12 +304,14 @@ async def test_i8_a_report_replaces_what_was_reported_before(control: Control, a
         return await control.usage.GetUsage(request, metadata=await control.bearer(control.admin_key))
 
     await report("node-1", usage_of("acme", 5000, get_hits=10, evictions=3), usage_of("bravo", 7000))
-    await report("node-1", usage_of("acme", 4000, get_hits=11), usage_of("no-such-tenant", 9))
-    await report("node-2", usage_of("acme", 1000, get_hits=5))
+    activity = usage_pb2.SsdActivity(reads=1, demotions=2)
+    await report("node-1", usage_of("acme", 4000, get_hits=11, ssd=activity), usage_of("no-such-tenant", 9))
+    await report("node-2", usage_of("acme", 1000, get_hits=5, refused_by_reason={"NODE_FULL": 2}, taken_bytes=6))
     acme = await usage("acme")
     dram = next(tier for tier in acme.tiers if tier.tier == quotas_pb2.TIER_DRAM)
     assert (dram.used_bytes, dram.entries, dram.limit_bytes) == (5000, 5, MIB)
-    assert (acme.get_hits, acme.evictions) == (16, 0)
+    assert (acme.get_hits, acme.evictions, acme.taken_bytes) == (16, 0, 6)
+    assert (dict(acme.refused_by_reason), acme.ssd) == ({"NODE_FULL": 2}, activity)
     assert sum(tier.used_bytes for tier in (await usage("bravo")).tiers) == 0
 
 
@@ -305,6 +328,14 @@ async def test_malformed_reports_are_refused_and_change_nothing(control: Control
         [usage_of("acme", -1)],
         [usage_of("acme", 1, get_hits=-1)],
         [bad_tier],
+        [usage_of("acme", 1, taken_bytes=-1)],
+        [usage_of("acme", 1, evictions_by_cause={"quota": -1})],
+        [usage_of("acme", 1, evicted_bytes_by_cause={"a\x00b": 1})],
+        [usage_of("acme", 1, refused_by_reason={"": 1})],
+        [usage_of("acme", 1, refused_by_reason={"A" * 65: 1})],
+        [usage_of("acme", 1, refused_by_reason={f"R{number}": 1 for number in range(65)})],
+        [usage_of("acme", 1, ssd=usage_pb2.SsdActivity(reads=-1))],
+        [node_pb2.TenantUsage(tenant_id="acme", tiers=[node_pb2.TenantTierUsage(tier=1, lent_bytes=-1)])],  # type: ignore[arg-type]
         [twice],
     ):
         request = node_pb2.ReportUsageRequest(node_id="node-1", fencing_epoch=1, tenants=tenants)
