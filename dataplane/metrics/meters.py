@@ -62,6 +62,10 @@ class Histogram:
         self.counts = [0] * (len(_BOUNDS_NS) + 1)
         self.total_ns = 0
 
+    def observe(self, elapsed_ns: int) -> None:
+        self.counts[bisect_left(_BOUNDS_NS, elapsed_ns)] += 1
+        self.total_ns += elapsed_ns
+
 
 class Spent:
     """How many requests one tenant made, and how long they took together; by position of the operation."""
@@ -102,8 +106,7 @@ class DoorMeter:
     def observe(self, opcode: int, tenant: TenantId | None, elapsed_ns: int) -> None:
         """Count one request that has ended, of a known ``opcode``; ``tenant`` is None before HELLO."""
         position, histogram = self._by_opcode[opcode]
-        histogram.counts[bisect_left(_BOUNDS_NS, elapsed_ns)] += 1
-        histogram.total_ns += elapsed_ns
+        histogram.observe(elapsed_ns)
         if tenant is None:
             return
         spent = self._by_tenant.get(tenant)
