@@ -40,10 +40,10 @@ class RespStore(Store):
         return program
 
     def put_ways(self) -> Mapping[str, Put]:
-        return {"SET each": self._set_each, "MSET": self._mset, "pipeline of SET": self._pipeline_set}
+        return {"pipeline of SET": self._pipeline_set, "MSET": self._mset, "SET each": self._set_each}
 
     def get_ways(self) -> Mapping[str, Get]:
-        return {"GET each": self._get_each, "MGET": self._mget, "pipeline of GET": self._pipeline_get}
+        return {"pipeline of GET": self._pipeline_get, "MGET": self._mget, "GET each": self._get_each}
 
     def exists(self, keys: Sequence[str]) -> int:
         # EXISTS of many keys answers with a count only; which are there is a question for each.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from typing import Final, TypeAlias
 START_TIMEOUT_S: Final = 90.0
 STOP_TIMEOUT_S: Final = 10.0
 _PR_SET_PDEATHSIG: Final = 1
+_CLEARED_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,19 @@ class Store(ABC):
     @abstractmethod
     def remove(self, keys: Sequence[str]) -> None:
         """Make room for the keys to be stored anew; not measured."""
+
+    def before_get(self, batch: Batch) -> None:  # noqa: B027 - most need nothing
+        """What must come before each get of a batch; not measured."""
+
+    def check(self, batch: Batch) -> None:
+        """Raise RuntimeError if another value comes back than the one that was put."""
+        expected = hashlib.sha256(batch.views[-1]).digest()
+        for name, get in self.get_ways().items():
+            batch.views[-1][:_CLEARED_BYTES] = bytes(_CLEARED_BYTES)  # a get that moves nothing must not pass
+            value = get(batch)[-1]
+            if hashlib.sha256(value).digest() != expected:
+                raise RuntimeError(f"{name} gave other bytes than were put")
+            batch.views[-1][:] = value
 
     def register(self, area: memoryview) -> None:  # noqa: B027 - most clients move any memory
         """Announce memory that blocks are read from and written to."""
