@@ -12,7 +12,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sim isolation lint format bench proto proto-check clean
+.PHONY: help setup demo test sim isolation chaos noisy lint format bench proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -37,6 +37,13 @@ sim: setup  ## simulate a node's core: SEEDS=n worlds of 1000 steps, every rule 
 
 isolation: setup  ## print what isolation holds, case by case
 	@$(BIN)/python -m tests.isolation $(ISOLATION_ARGS)
+
+KILLS ?= 200
+chaos: setup  ## kill -9 a node KILLS=n times under load: nothing lost, nothing wrong, books exact
+	@$(BIN)/python -m tests.chaos --kills $(KILLS) $(CHAOS_ARGS)
+
+noisy: setup  ## a tenant alone, then beside one that floods: its hit rate and latency
+	@$(BIN)/python -m tests.noisy $(NOISY_ARGS)
 
 lint: setup proto-check  ## ruff, mypy --strict, import contracts, buf lint, generated code compared
 	@$(BIN)/ruff check --quiet .

@@ -1,0 +1,359 @@
+"""A chaos run: live, die, restart, and after every restart look whether what was promised is there."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from saltern.client import Client
+from saltern.keys import BlockKey
+from saltern.results import Hit
+from tests.chaos.content import content_of, is_right, key_of
+from tests.chaos.deployment import CHANGING, MIB, SHARES, Deployment, NodeDiedError, NodeProcess, Share, Worker
+from tests.chaos.disk_view import TenantView, view_of
+from tests.chaos.plan import AT_RANDOM, RECOVERY, Life, draw_life
+from tests.chaos.worker import Report
+from tests.support.waiting import wait_until
+
+#: Keys that each tenant uses: more than its tiers hold together.
+KEYS = 2500
+READ_BATCH = 16
+SETTLE_S = 20.0
+#: On SSD of one tenant before the first kill, and how long that may take.
+FILL_ENTRIES, FILL_S = 100, 60.0
+#: Every tenant over both transports.
+CLIENTS = [(tenant, transport) for tenant in SHARES for transport in ("tcp", "shm")]
+
+
+@dataclass
+class Totals:
+    """What a run found, and how often it looked.
+
+    Attributes:
+        kills: of the node, by how it died; ``kills_of_others`` of clients and the control plane.
+        violations: what must never be; a run without one is a run that passed.
+        checked: what was compared, by kind.
+        seen: what clients were answered.
+        slowest_s: the longest call of any client.
+        node_resident_bytes: after each restart, before clients come.
+        client_resident_bytes: of the clients that lived through all of it, at each pause.
+    """
+
+    kills: Counter[str] = field(default_factory=Counter)
+    kills_of_others: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+    checked: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str] = field(default_factory=Counter)
+    slowest_s: float = 0.0
+    restart_s: list[float] = field(default_factory=list)
+    node_resident_bytes: list[int] = field(default_factory=list)
+    client_resident_bytes: list[int] = field(default_factory=list)
+
+
+class ChaosRun:
+    """Runs the lives of one seed against one deployment.
+
+    Args:
+        say: prints a line of progress.
+    """
+
+    def __init__(self, deployment: Deployment, seed: int, resources: ExitStack, say: Callable[[str], None]) -> None:
+        self._deployment = deployment
+        self._rng = Random(seed)
+        self._say = say
+        self._resources = resources
+        self.totals = Totals()
+        self._workers: list[Worker] = []
+        self._last_reports: dict[int, Report] = {}
+        self._readers: dict[str, Client] = {}
+        self._node: NodeProcess | None = None
+        self._with_ssd = True
+        self._seeds = 0
+        resources.callback(self._end)
+
+    def run(self, kills: int, *, dram_share: float = 0.2) -> Totals:
+        """Kill the node ``kills`` times, the last ``dram_share`` of them without an SSD tier."""
+        self._fill()
+        without_ssd = int(kills * dram_share)
+        while self.totals.kills.total() < kills:
+            self._with_ssd = self.totals.kills.total() < kills - without_ssd
+            before = self.totals.kills.total()
+            self._live(draw_life(self._rng, with_ssd=self._with_ssd))
+            for number in range(before + 1, self.totals.kills.total() + 1):
+                if number % 10 == 0 or number == kills:
+                    self._say(self._progress(number, kills))
+        node = self._restarted(None)
+        self._compare_with_truth(node, "at the end")
+        return self.totals
+
+    # ---- one life
+
+    def _fill(self) -> None:
+        """Start everything and let clients work until both tiers hold something: from here on there is what to lose."""
+        node = self._restarted(None)
+        assert node is not None, "the node does not start"
+        self._start_missing_workers()
+        for worker in self._workers:
+            worker.go()
+        wait_until(lambda: node.books()["tenants"][CHANGING]["ssd_entries"] > FILL_ENTRIES, FILL_S)
+        self._pause()
+        node.kill()
+        self._died(AT_RANDOM)
+
+    def _live(self, life: Life) -> None:
+        expected = self._look_at_disk()
+        node = self._restarted(life)
+        if node is None:
+            return
+        try:
+            if life.aims_at_recovery:
+                node.turn_trigger()
+            self._verify(node, expected)
+            if life.aim is not None and not life.aims_at_recovery:
+                node.turn_trigger()
+            self._work(node, life)
+        except NodeDiedError:
+            pass
+        if node.is_alive:
+            node.kill()
+            self._died(AT_RANDOM)
+        else:
+            self._check_how_it_died(node)
+            self._died(life.way)
+        time.sleep(life.linger_s)
+        self._pause()
+
+    def _work(self, node: NodeProcess, life: Life) -> None:
+        """Clients work until the node is dead, or its time is over."""
+        self._start_missing_workers()
+        for worker in self._workers:
+            worker.go()
+        self._load(node, life)
+        if life.books_are_checked and node.is_alive:
+            self._pause()
+            self._compare_with_truth(node, "under load")
+            for worker in self._workers:
+                worker.go()
+            time.sleep(0.05)
+
+    def _load(self, node: NodeProcess, life: Life) -> None:
+        """Clients work; what is to happen in the middle, happens."""
+        end_s = time.monotonic() + (max(2.0, 3 * life.load_s) if life.aim else life.load_s)
+        middle_s = time.monotonic() + life.load_s * self._rng.uniform(0.2, 0.8)
+        if life.client_dies:
+            _sleep_until(middle_s, node)
+            victim = self._rng.choice(self._workers)
+            victim.kill()
+            self._workers.remove(victim)
+            self._last_reports.pop(victim.process.pid, None)
+            self.totals.kills_of_others["client"] += 1
+        if life.control_dies:
+            self._deployment.kill_control()
+            self.totals.kills_of_others["control plane"] += 1
+            time.sleep(0.1)
+            self._deployment.restart_control()
+        while node.is_alive and time.monotonic() < end_s:
+            if life.way == "while a policy is applied":
+                self._change_policy()
+            _sleep_until(min(end_s, time.monotonic() + 0.05), node)
+
+    def _restarted(self, life: Life | None) -> NodeProcess | None:
+        """A node that serves; None if it died on the way there, as it was meant to."""
+        began_s = time.monotonic()
+        node = self._node = self._deployment.start_node(
+            with_ssd=self._with_ssd, aim=life.aim if life else None, at_once=life is not None and life.aims_at_recovery
+        )
+        if not node.wait_ready():
+            self._check_how_it_died(node)
+            self._died(RECOVERY)
+            return None
+        self.totals.restart_s.append(time.monotonic() - began_s)
+        return node
+
+    def _check_how_it_died(self, node: NodeProcess) -> None:
+        if not node.was_killed:
+            self._wrong(f"the node ended by itself with status {node.process.poll()}: see {self._log_tail()}")
+
+    def _died(self, way: str) -> None:
+        self.totals.kills[way] += 1
+
+    # ---- checks
+
+    def _look_at_disk(self) -> dict[str, TenantView]:
+        if not self._with_ssd:
+            return {}
+        return view_of(self._deployment.ssd_dir, self._deployment.state_dir)
+
+    def _verify(self, node: NodeProcess, expected: dict[str, TenantView]) -> None:
+        """Right after a restart, before any client comes: nothing flushed is lost, nothing is wrong.
+
+        Raises:
+            NodeDiedError: an aim came to pass meanwhile; what was missing then says nothing.
+        """
+        self.totals.node_resident_bytes.append(node.resident_bytes)
+        self._compare_with_truth(node, "after the restart")
+        for tenant, view in expected.items():
+            self.totals.checked["sealed segments at a kill"] += view.sealed_segments
+            self.totals.checked["open segments at a kill"] += view.open_segments
+            for kind, keys in (("flushed", view.flushed), ("written", view.written - view.flushed)):
+                lost = self._missing(tenant, sorted(keys))
+                _require_alive(node)
+                self.totals.checked[f"{kind} entries read back"] += len(keys) - len(lost)
+                # Whose limit was lowered since may have lost some, oldest segments first.
+                if lost and tenant != CHANGING:
+                    self._wrong(f"I7: {len(lost)} of {len(keys)} {kind} entries of {tenant} are lost")
+        books = node.books()
+        if books["fault"]:
+            self._wrong(f"I8: after reading everything: {books['fault']}")
+
+    def _missing(self, tenant: str, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        """Which of ``keys`` cannot be read; wrong bytes are a violation."""
+        reader = self._reader(tenant)
+        missing = []
+        for start in range(0, len(keys), READ_BATCH):
+            part = keys[start : start + READ_BATCH]
+            for key, result in zip(part, reader.get_many(part), strict=True):
+                if not isinstance(result, Hit):
+                    missing.append(key)
+                elif not is_right(key, result.payload):
+                    self._wrong(f"I7: wrong bytes of {tenant}")
+        return [key for key in missing if not isinstance(reader.get_many([key])[0], Hit)]
+
+    def _compare_with_truth(self, node: NodeProcess | None, when: str) -> None:
+        """What the node says against what can be seen: keys that are there, files on disk (I4, I8)."""
+        assert node is not None
+        try:
+            wait_until(lambda: not self._disagreements(node), SETTLE_S)
+        except AssertionError:
+            disagreements = self._disagreements(node)
+            _require_alive(node)
+            for told in disagreements:
+                self._wrong(f"I8 {when}: {told}")
+        self.totals.checked["books compared"] += 1
+
+    def _disagreements(self, node: NodeProcess) -> list[str]:
+        """What does not agree. While files are still being written this may be something for a moment."""
+        books = node.books()
+        told = [books["fault"]] if books["fault"] else []
+        if books["ssd_state"] not in ("", "ok"):
+            told.append(f"the SSD tier is {books['ssd_state']}: {books['ssd_reason']}")
+        for tenant, row in books["tenants"].items():
+            found = [key for key, is_there in self._there(tenant, node).items() if is_there]
+            if len(found) != row["readable"]:
+                told.append(f"{tenant}: {row['readable']} entries in the books, {len(found)} answered for")
+            if row["in_flight_bytes"] or row["held_bytes"]:
+                told.append(f"{tenant} holds bytes that nobody uses: {row}")
+            if row["used_bytes"] > row["limit_bytes"] or row["ssd_used_bytes"] > row["ssd_limit_bytes"]:
+                told.append(f"I4: {tenant} is above a limit: {row}")
+            if not books["ssd_state"]:
+                truth_bytes = sum(-(-len(content_of(key)) // 4096) * 4096 for key in found)
+                if truth_bytes != row["used_bytes"]:
+                    told.append(f"{tenant} is charged {row['used_bytes']} for {truth_bytes}")
+        return told + self._disagreements_with_files(books)
+
+    def _disagreements_with_files(self, books: dict[str, Any]) -> list[str]:
+        if not books["ssd_state"]:
+            return []
+        charged: dict[str, int] = books["segments"]
+        there = {str(path): path.stat().st_size for path in self._deployment.ssd_dir.rglob("*.seg")}
+        told = [f"an orphan file: {path}" for path in there.keys() - charged.keys()]
+        told += [
+            f"{path} is longer than charged" for path in there.keys() & charged.keys() if there[path] > charged[path]
+        ]
+        for tenant, row in books["tenants"].items():
+            total = sum(size for path, size in charged.items() if f"/{tenant}/" in path)
+            if total != row["ssd_used_bytes"]:
+                told.append(f"{tenant} is charged {row['ssd_used_bytes']} on SSD for segments of {total}")
+        return told
+
+    def _there(self, tenant: str, node: NodeProcess) -> dict[BlockKey, bool]:
+        keys = [key_of(tenant, number) for number in range(KEYS)]
+        answer = self._reader(tenant).lookup(keys)
+        if answer.error is not None:
+            _require_alive(node)
+            raise answer.error
+        return dict(zip(keys, answer.found, strict=True))
+
+    # ---- clients
+
+    def _start_missing_workers(self) -> None:
+        running = [(worker.orders.tenant, worker.orders.transport) for worker in self._workers]
+        for tenant, transport in CLIENTS:
+            if (tenant, transport) not in running:
+                self._seeds += 1
+                self._workers.append(self._deployment.start_worker(tenant, transport, self._seeds, KEYS))
+
+    def _pause(self) -> None:
+        """Every client must end its call in time, whatever has become of the node (I10)."""
+        for worker in self._workers:
+            worker.ask_to_pause()
+        for worker in list(self._workers):
+            report = worker.paused()
+            if report is None:
+                self._wrong(f"I10: a client of {worker.orders.tenant} over {worker.orders.transport} hangs or died")
+                worker.kill()
+                self._workers.remove(worker)
+                continue
+            self._take(worker, report)
+
+    def _take(self, worker: Worker, report: Report) -> None:
+        totals, last = self.totals, self._last_reports.get(worker.process.pid, Report())
+        totals.seen += Counter(report.counts) - Counter(last.counts)
+        totals.slowest_s = max(totals.slowest_s, report.slowest_s)
+        for told in report.wrong[len(last.wrong) :]:
+            self._wrong(f"I7: {told}")
+        for told in report.late[len(last.late) :]:
+            self._wrong(f"I10: {told}")
+        totals.client_resident_bytes.append(report.resident_bytes)
+        self._last_reports[worker.process.pid] = report
+
+    def _change_policy(self) -> None:
+        """Other limits for one tenant: often below what it uses."""
+        rng = self._rng
+        share = Share(0, rng.choice([1, 2, 4, 8]) * MIB, rng.choice([2, 4, 8, 12]) * MIB)
+        self._deployment.set_quota(CHANGING, share)
+        self.totals.checked["policies pushed"] += 1
+
+    def _reader(self, tenant: str) -> Client:
+        if tenant not in self._readers:
+            self._readers[tenant] = self._resources.enter_context(self._deployment.reader(tenant))
+        return self._readers[tenant]
+
+    # ---- telling
+
+    def _wrong(self, what: str) -> None:
+        self.totals.violations.append(f"after {self.totals.kills.total()} kills: {what}")
+        self._say(f"  VIOLATION {self.totals.violations[-1]}")
+
+    def _progress(self, number: int, kills: int) -> str:
+        totals = self.totals
+        return (
+            f"{number:>5} of {kills} kills   {totals.checked['flushed entries read back']:>8} flushed entries read back"
+            f"   {totals.seen['hits']:>8} hits compared   {len(totals.violations)} violations"
+        )
+
+    def _log_tail(self) -> str:
+        return " | ".join((self._deployment.folder / "node.log").read_text(errors="replace").splitlines()[-5:])
+
+    def _end(self) -> None:
+        for worker in self._workers:
+            worker.end()
+        if self._node is not None:
+            self._node.kill()
+
+
+def _require_alive(node: NodeProcess) -> None:
+    """Raises NodeDiedError. A process that kills itself may answer a moment longer than its files say."""
+    time.sleep(0.02)
+    if not node.is_alive:
+        raise NodeDiedError
+
+
+def _sleep_until(when_s: float, node: NodeProcess) -> None:
+    while node.is_alive and time.monotonic() < when_s:
+        time.sleep(min(0.01, max(0.0, when_s - time.monotonic())))
