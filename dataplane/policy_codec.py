@@ -5,7 +5,8 @@ A snapshot is taken whole or not at all: one malformed part refuses it, and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, TypeVar
 
@@ -22,6 +23,7 @@ from tenants.tokens import KeySet, public_key_from_x
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
+CauseT = TypeVar("CauseT", bound=StrEnum)
 
 _STATES: Final[dict[int, TenantState]] = {
     tenants_pb2.Tenant.STATE_ACTIVE: TenantState.ACTIVE,
@@ -78,12 +80,13 @@ def encode_usage(usage: NodeUsage) -> list[node_pb2.TenantUsage]:
             puts_refused=books.counters.puts_refused,
             evictions=books.counters.evictions,
             evicted_bytes=books.counters.evicted_bytes,
-            evictions_by_cause={cause.value: n for cause, n in books.counters.evictions_by_cause.items()},
-            evicted_bytes_by_cause={cause.value: n for cause, n in books.counters.evicted_bytes_by_cause.items()},
+            evictions_by_cause=_by_name(books.counters.evictions_by_cause),
+            evicted_bytes_by_cause=_by_name(books.counters.evicted_bytes_by_cause),
             refused_by_reason=books.counters.refused_by_reason,
             taken_entries=books.counters.taken_entries,
             taken_bytes=books.counters.taken_bytes,
             ssd=None if books.ssd is None else _encode_ssd(books.ssd.counters),
+            demotions_dropped_by_reason=None if books.ssd is None else _by_name(books.ssd.counters.dropped_by_reason),
         )
         for tenant, books in usage.tenants.items()
     ]
@@ -105,6 +108,10 @@ def _encode_tiers(books: TenantUsage) -> list[node_pb2.TenantTierUsage]:
     ]
 
 
+def _by_name(counts: Mapping[CauseT, int]) -> dict[str, int]:
+    return {cause.value: count for cause, count in counts.items()}
+
+
 def _encode_ssd(counters: SsdCounters) -> usage_pb2.SsdActivity:
     return usage_pb2.SsdActivity(
         reads=counters.reads,
@@ -115,6 +122,8 @@ def _encode_ssd(counters: SsdCounters) -> usage_pb2.SsdActivity:
         demotions_dropped=counters.demotions_dropped,
         relocations=counters.relocations,
         evictions=counters.evictions,
+        written_bytes=counters.written_bytes,
+        lost=counters.lost,
     )
 
 

@@ -16,7 +16,7 @@ from controlplane.admin.pages import cut_page, decode_identifier_token, encode_p
 from controlplane.admin.resources import TIER_TO_PROTO
 from controlplane.admin.service import AdminServicer, load_tenant, method
 from controlplane.caller import authorise
-from controlplane.db.models import USAGE_COUNTERS, Node, NodeTierUsage, NodeUsage, TierQuota
+from controlplane.db.models import USAGE_COUNTERS, USAGE_MAPS, Node, NodeTierUsage, NodeUsage, TierQuota
 from controlplane.rpc import Context
 from saltern.admin.v1 import usage_pb2, usage_pb2_grpc
 from saltern.names import NodeId, TenantId, node_name, parse_tenant_name, tenant_name
@@ -71,16 +71,15 @@ def _sum_reports(reports: Sequence[NodeUsage]) -> usage_pb2.Usage:
     """The counters of one tenant over all nodes; ``report_time`` is the oldest."""
     return usage_pb2.Usage(
         report_time=to_timestamp(min((report.report_time for report in reports), default=None)),
-        evictions_by_cause=_sum_by_name(report.evictions_by_cause for report in reports),
-        evicted_bytes_by_cause=_sum_by_name(report.evicted_bytes_by_cause for report in reports),
-        refused_by_reason=_sum_by_name(report.refused_by_reason for report in reports),
         ssd=_ssd_activity(_sum_by_name(report.ssd for report in reports if report.ssd is not None)),
         **_totals(reports),
     )
 
 
-def _totals(reports: Sequence[NodeUsage]) -> Any:
-    return {name: _saturated(sum(getattr(report, name) for report in reports)) for name in USAGE_COUNTERS}
+def _totals(reports: Sequence[NodeUsage]) -> dict[str, Any]:
+    """Fields of ``Usage`` by name: sums, and sums by name."""
+    sums = {name: _saturated(sum(getattr(report, name) for report in reports)) for name in USAGE_COUNTERS}
+    return sums | {name: _sum_by_name(getattr(report, name) for report in reports) for name in USAGE_MAPS}
 
 
 def _ssd_activity(counts: Mapping[str, int]) -> usage_pb2.SsdActivity | None:

@@ -64,7 +64,12 @@ USAGE_COUNTERS = (
     "taken_entries",
     "taken_bytes",
 )
-USAGE_MAPS = ("evictions_by_cause", "evicted_bytes_by_cause", "refused_by_reason")
+USAGE_MAPS = (
+    "evictions_by_cause",
+    "evicted_bytes_by_cause",
+    "refused_by_reason",
+    "demotions_dropped_by_reason",
+)
 # Defaults of the server's for columns that came later: during an upgrade, processes of the earlier version insert too.
 _ZERO = text("0")
 _EMPTY_OBJECT = text("'{}'::jsonb")
@@ -354,8 +359,8 @@ class Node(Base):
 class NodeUsage(Base):
     """What the cache did for one tenant on one node since that node started: absolute counters, never increments.
 
-    ``evictions_by_cause``, ``evicted_bytes_by_cause``, ``refused_by_reason``: objects of counters by name, which nodes
-    of a later version may add to. ``ssd``: an object with the fields of ``SsdActivity``; NULL without an SSD tier.
+    The columns of ``USAGE_MAPS`` are objects of counters by name, which nodes of a later version may add to. ``ssd``: an
+    object with the fields of ``SsdActivity``; NULL without an SSD tier.
     """
 
     __tablename__ = "node_usage"
@@ -378,6 +383,7 @@ class NodeUsage(Base):
     evictions_by_cause: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=_EMPTY_OBJECT)
     evicted_bytes_by_cause: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=_EMPTY_OBJECT)
     refused_by_reason: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=_EMPTY_OBJECT)
+    demotions_dropped_by_reason: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=_EMPTY_OBJECT)
     taken_entries: Mapped[int] = mapped_column(server_default=_ZERO)
     taken_bytes: Mapped[int] = mapped_column(server_default=_ZERO)
     ssd: Mapped[dict[str, int] | None] = mapped_column(JSONB(none_as_null=True))

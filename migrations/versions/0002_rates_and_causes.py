@@ -18,7 +18,7 @@ depends_on = None
 
 _RATE_MAX = 2**40
 _RATES = ("operations_per_s", "bytes_per_s", "ssd_write_bytes_per_s")
-_OBJECTS = ("evictions_by_cause", "evicted_bytes_by_cause", "refused_by_reason")
+_OBJECTS = ("evictions_by_cause", "evicted_bytes_by_cause", "refused_by_reason", "demotions_dropped_by_reason")
 _COUNTERS = (
     ("node_usage", "taken_entries"),
     ("node_usage", "taken_bytes"),

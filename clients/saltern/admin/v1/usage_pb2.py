@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from saltern.admin.v1 import quotas_pb2 as saltern_dot_admin_dot_v1_dot_quotas__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csaltern/admin/v1/usage.proto\x12\x10saltern.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dsaltern/admin/v1/quotas.proto\"\xaf\x01\n\tTierUsage\x12$\n\x04tier\x18\x01 \x01(\x0e\x32\x16.saltern.admin.v1.Tier\x12\x12\n\nused_bytes\x18\x02 \x01(\x03\x12\x13\n\x0blimit_bytes\x18\x03 \x01(\x03\x12\x16\n\x0ereserved_bytes\x18\x04 \x01(\x03\x12\x0f\n\x07\x65ntries\x18\x05 \x01(\x03\x12\x12\n\nlent_bytes\x18\x06 \x01(\x03\x12\x16\n\x0e\x62orrowed_bytes\x18\x07 \x01(\x03\"\xb4\x01\n\x0bSsdActivity\x12\r\n\x05reads\x18\x01 \x01(\x03\x12\x12\n\nread_bytes\x18\x02 \x01(\x03\x12\x15\n\rread_failures\x18\x03 \x01(\x03\x12\x11\n\tdemotions\x18\x04 \x01(\x03\x12\x15\n\rdemoted_bytes\x18\x05 \x01(\x03\x12\x19\n\x11\x64\x65motions_dropped\x18\x06 \x01(\x03\x12\x13\n\x0brelocations\x18\x07 \x01(\x03\x12\x11\n\tevictions\x18\x08 \x01(\x03\"\x80\x06\n\x05Usage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12*\n\x05tiers\x18\x02 \x03(\x0b\x32\x1b.saltern.admin.v1.TierUsage\x12\x10\n\x08get_hits\x18\x03 \x01(\x03\x12\x12\n\nget_misses\x18\x04 \x01(\x03\x12\x11\n\tget_bytes\x18\x05 \x01(\x03\x12\x11\n\tput_bytes\x18\x06 \x01(\x03\x12\x13\n\x0bputs_stored\x18\x07 \x01(\x03\x12\x14\n\x0cputs_refused\x18\x08 \x01(\x03\x12\x11\n\tevictions\x18\t \x01(\x03\x12\x15\n\revicted_bytes\x18\n \x01(\x03\x12/\n\x0breport_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12I\n\x12\x65victions_by_cause\x18\x0c \x03(\x0b\x32-.saltern.admin.v1.Usage.EvictionsByCauseEntry\x12P\n\x16\x65victed_bytes_by_cause\x18\r \x03(\x0b\x32\x30.saltern.admin.v1.Usage.EvictedBytesByCauseEntry\x12G\n\x11refused_by_reason\x18\x0e \x03(\x0b\x32,.saltern.admin.v1.Usage.RefusedByReasonEntry\x12\x15\n\rtaken_entries\x18\x0f \x01(\x03\x12\x13\n\x0btaken_bytes\x18\x10 \x01(\x03\x12*\n\x03ssd\x18\x11 \x01(\x0b\x32\x1d.saltern.admin.v1.SsdActivity\x1a\x37\n\x15\x45victionsByCauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a:\n\x18\x45victedBytesByCauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x36\n\x14RefusedByReasonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"!\n\x0fGetUsageRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\x9a\x02\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.saltern.admin.v1.Node.State\x12\x15\n\rwire_endpoint\x18\x03 \x01(\t\x12\x15\n\rgrpc_endpoint\x18\x04 \x01(\t\x12\x1b\n\x13\x64ram_capacity_bytes\x18\x05 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x06 \x01(\x03\x12\x34\n\x10last_report_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\">\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_LIVE\x10\x01\x12\x0e\n\nSTATE_LOST\x10\x02\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"S\n\x11ListNodesResponse\x12%\n\x05nodes\x18\x01 \x03(\x0b\x32\x16.saltern.admin.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xac\x01\n\x0cUsageService\x12\x46\n\x08GetUsage\x12!.saltern.admin.v1.GetUsageRequest\x1a\x17.saltern.admin.v1.Usage\x12T\n\tListNodes\x12\".saltern.admin.v1.ListNodesRequest\x1a#.saltern.admin.v1.ListNodesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csaltern/admin/v1/usage.proto\x12\x10saltern.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dsaltern/admin/v1/quotas.proto\"\xaf\x01\n\tTierUsage\x12$\n\x04tier\x18\x01 \x01(\x0e\x32\x16.saltern.admin.v1.Tier\x12\x12\n\nused_bytes\x18\x02 \x01(\x03\x12\x13\n\x0blimit_bytes\x18\x03 \x01(\x03\x12\x16\n\x0ereserved_bytes\x18\x04 \x01(\x03\x12\x0f\n\x07\x65ntries\x18\x05 \x01(\x03\x12\x12\n\nlent_bytes\x18\x06 \x01(\x03\x12\x16\n\x0e\x62orrowed_bytes\x18\x07 \x01(\x03\"\xd9\x01\n\x0bSsdActivity\x12\r\n\x05reads\x18\x01 \x01(\x03\x12\x12\n\nread_bytes\x18\x02 \x01(\x03\x12\x15\n\rread_failures\x18\x03 \x01(\x03\x12\x11\n\tdemotions\x18\x04 \x01(\x03\x12\x15\n\rdemoted_bytes\x18\x05 \x01(\x03\x12\x19\n\x11\x64\x65motions_dropped\x18\x06 \x01(\x03\x12\x13\n\x0brelocations\x18\x07 \x01(\x03\x12\x11\n\tevictions\x18\x08 \x01(\x03\x12\x15\n\rwritten_bytes\x18\t \x01(\x03\x12\x0c\n\x04lost\x18\n \x01(\x03\"\x9d\x07\n\x05Usage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12*\n\x05tiers\x18\x02 \x03(\x0b\x32\x1b.saltern.admin.v1.TierUsage\x12\x10\n\x08get_hits\x18\x03 \x01(\x03\x12\x12\n\nget_misses\x18\x04 \x01(\x03\x12\x11\n\tget_bytes\x18\x05 \x01(\x03\x12\x11\n\tput_bytes\x18\x06 \x01(\x03\x12\x13\n\x0bputs_stored\x18\x07 \x01(\x03\x12\x14\n\x0cputs_refused\x18\x08 \x01(\x03\x12\x11\n\tevictions\x18\t \x01(\x03\x12\x15\n\revicted_bytes\x18\n \x01(\x03\x12/\n\x0breport_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12I\n\x12\x65victions_by_cause\x18\x0c \x03(\x0b\x32-.saltern.admin.v1.Usage.EvictionsByCauseEntry\x12P\n\x16\x65victed_bytes_by_cause\x18\r \x03(\x0b\x32\x30.saltern.admin.v1.Usage.EvictedBytesByCauseEntry\x12G\n\x11refused_by_reason\x18\x0e \x03(\x0b\x32,.saltern.admin.v1.Usage.RefusedByReasonEntry\x12\x15\n\rtaken_entries\x18\x0f \x01(\x03\x12\x13\n\x0btaken_bytes\x18\x10 \x01(\x03\x12*\n\x03ssd\x18\x11 \x01(\x0b\x32\x1d.saltern.admin.v1.SsdActivity\x12Z\n\x1b\x64\x65motions_dropped_by_reason\x18\x12 \x03(\x0b\x32\x35.saltern.admin.v1.Usage.DemotionsDroppedByReasonEntry\x1a\x37\n\x15\x45victionsByCauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a:\n\x18\x45victedBytesByCauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x36\n\x14RefusedByReasonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a?\n\x1d\x44\x65motionsDroppedByReasonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"!\n\x0fGetUsageRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\x9a\x02\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.saltern.admin.v1.Node.State\x12\x15\n\rwire_endpoint\x18\x03 \x01(\t\x12\x15\n\rgrpc_endpoint\x18\x04 \x01(\t\x12\x1b\n\x13\x64ram_capacity_bytes\x18\x05 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x06 \x01(\x03\x12\x34\n\x10last_report_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\">\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_LIVE\x10\x01\x12\x0e\n\nSTATE_LOST\x10\x02\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"S\n\x11ListNodesResponse\x12%\n\x05nodes\x18\x01 \x03(\x0b\x32\x16.saltern.admin.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xac\x01\n\x0cUsageService\x12\x46\n\x08GetUsage\x12!.saltern.admin.v1.GetUsageRequest\x1a\x17.saltern.admin.v1.Usage\x12T\n\tListNodes\x12\".saltern.admin.v1.ListNodesRequest\x1a#.saltern.admin.v1.ListNodesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,28 +39,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_USAGE_EVICTEDBYTESBYCAUSEENTRY']._serialized_options = b'8\001'
   _globals['_USAGE_REFUSEDBYREASONENTRY']._loaded_options = None
   _globals['_USAGE_REFUSEDBYREASONENTRY']._serialized_options = b'8\001'
+  _globals['_USAGE_DEMOTIONSDROPPEDBYREASONENTRY']._loaded_options = None
+  _globals['_USAGE_DEMOTIONSDROPPEDBYREASONENTRY']._serialized_options = b'8\001'
   _globals['_TIERUSAGE']._serialized_start=115
   _globals['_TIERUSAGE']._serialized_end=290
   _globals['_SSDACTIVITY']._serialized_start=293
-  _globals['_SSDACTIVITY']._serialized_end=473
-  _globals['_USAGE']._serialized_start=476
-  _globals['_USAGE']._serialized_end=1244
-  _globals['_USAGE_EVICTIONSBYCAUSEENTRY']._serialized_start=1073
-  _globals['_USAGE_EVICTIONSBYCAUSEENTRY']._serialized_end=1128
-  _globals['_USAGE_EVICTEDBYTESBYCAUSEENTRY']._serialized_start=1130
-  _globals['_USAGE_EVICTEDBYTESBYCAUSEENTRY']._serialized_end=1188
-  _globals['_USAGE_REFUSEDBYREASONENTRY']._serialized_start=1190
-  _globals['_USAGE_REFUSEDBYREASONENTRY']._serialized_end=1244
-  _globals['_GETUSAGEREQUEST']._serialized_start=1246
-  _globals['_GETUSAGEREQUEST']._serialized_end=1279
-  _globals['_NODE']._serialized_start=1282
-  _globals['_NODE']._serialized_end=1564
-  _globals['_NODE_STATE']._serialized_start=1502
-  _globals['_NODE_STATE']._serialized_end=1564
-  _globals['_LISTNODESREQUEST']._serialized_start=1566
-  _globals['_LISTNODESREQUEST']._serialized_end=1623
-  _globals['_LISTNODESRESPONSE']._serialized_start=1625
-  _globals['_LISTNODESRESPONSE']._serialized_end=1708
-  _globals['_USAGESERVICE']._serialized_start=1711
-  _globals['_USAGESERVICE']._serialized_end=1883
+  _globals['_SSDACTIVITY']._serialized_end=510
+  _globals['_USAGE']._serialized_start=513
+  _globals['_USAGE']._serialized_end=1438
+  _globals['_USAGE_EVICTIONSBYCAUSEENTRY']._serialized_start=1202
+  _globals['_USAGE_EVICTIONSBYCAUSEENTRY']._serialized_end=1257
+  _globals['_USAGE_EVICTEDBYTESBYCAUSEENTRY']._serialized_start=1259
+  _globals['_USAGE_EVICTEDBYTESBYCAUSEENTRY']._serialized_end=1317
+  _globals['_USAGE_REFUSEDBYREASONENTRY']._serialized_start=1319
+  _globals['_USAGE_REFUSEDBYREASONENTRY']._serialized_end=1373
+  _globals['_USAGE_DEMOTIONSDROPPEDBYREASONENTRY']._serialized_start=1375
+  _globals['_USAGE_DEMOTIONSDROPPEDBYREASONENTRY']._serialized_end=1438
+  _globals['_GETUSAGEREQUEST']._serialized_start=1440
+  _globals['_GETUSAGEREQUEST']._serialized_end=1473
+  _globals['_NODE']._serialized_start=1476
+  _globals['_NODE']._serialized_end=1758
+  _globals['_NODE_STATE']._serialized_start=1696
+  _globals['_NODE_STATE']._serialized_end=1758
+  _globals['_LISTNODESREQUEST']._serialized_start=1760
+  _globals['_LISTNODESREQUEST']._serialized_end=1817
+  _globals['_LISTNODESRESPONSE']._serialized_start=1819
+  _globals['_LISTNODESRESPONSE']._serialized_end=1902
+  _globals['_USAGESERVICE']._serialized_start=1905
+  _globals['_USAGESERVICE']._serialized_end=2077
 # @@protoc_insertion_point(module_scope)

@@ -75,6 +75,8 @@ class SsdActivity(_message.Message):
     DEMOTIONS_DROPPED_FIELD_NUMBER: _builtins.int
     RELOCATIONS_FIELD_NUMBER: _builtins.int
     EVICTIONS_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     reads: _builtins.int
     """Entries read back whole."""
     read_bytes: _builtins.int
@@ -89,6 +91,10 @@ class SsdActivity(_message.Message):
     """Hot entries written anew when their segment was reclaimed."""
     evictions: _builtins.int
     """Entries lost to a reclaim."""
+    written_bytes: _builtins.int
+    """Records of demotions and relocations with their heads and padding: what the tenant wore off the device."""
+    lost: _builtins.int
+    """Entries given up because their segment could not be made durable."""
     def __init__(
         self,
         *,
@@ -100,10 +106,12 @@ class SsdActivity(_message.Message):
         demotions_dropped: _builtins.int = ...,
         relocations: _builtins.int = ...,
         evictions: _builtins.int = ...,
+        written_bytes: _builtins.int = ...,
+        lost: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["demoted_bytes", b"demoted_bytes", "demotions", b"demotions", "demotions_dropped", b"demotions_dropped", "evictions", b"evictions", "read_bytes", b"read_bytes", "read_failures", b"read_failures", "reads", b"reads", "relocations", b"relocations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["demoted_bytes", b"demoted_bytes", "demotions", b"demotions", "demotions_dropped", b"demotions_dropped", "evictions", b"evictions", "lost", b"lost", "read_bytes", b"read_bytes", "read_failures", b"read_failures", "reads", b"reads", "relocations", b"relocations", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -173,6 +181,26 @@ class Usage(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DemotionsDroppedByReasonEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TENANT_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     GET_HITS_FIELD_NUMBER: _builtins.int
@@ -190,6 +218,7 @@ class Usage(_message.Message):
     TAKEN_ENTRIES_FIELD_NUMBER: _builtins.int
     TAKEN_BYTES_FIELD_NUMBER: _builtins.int
     SSD_FIELD_NUMBER: _builtins.int
+    DEMOTIONS_DROPPED_BY_REASON_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenants/{tenant}"""
     get_hits: _builtins.int
@@ -228,7 +257,13 @@ class Usage(_message.Message):
         """Parts of puts_refused by the reason of the error, such as QUOTA_EXCEEDED."""
 
     @_builtins.property
-    def ssd(self) -> Global___SsdActivity: ...
+    def ssd(self) -> Global___SsdActivity:
+        """Not set where no node has an SSD tier."""
+
+    @_builtins.property
+    def demotions_dropped_by_reason(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Parts of ssd.demotions_dropped by reason."""
+
     def __init__(
         self,
         *,
@@ -249,10 +284,11 @@ class Usage(_message.Message):
         taken_entries: _builtins.int = ...,
         taken_bytes: _builtins.int = ...,
         ssd: Global___SsdActivity | None = ...,
+        demotions_dropped_by_reason: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report_time", b"report_time", "ssd", b"ssd"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_bytes", b"evicted_bytes", "evicted_bytes_by_cause", b"evicted_bytes_by_cause", "evictions", b"evictions", "evictions_by_cause", b"evictions_by_cause", "get_bytes", b"get_bytes", "get_hits", b"get_hits", "get_misses", b"get_misses", "put_bytes", b"put_bytes", "puts_refused", b"puts_refused", "puts_stored", b"puts_stored", "refused_by_reason", b"refused_by_reason", "report_time", b"report_time", "ssd", b"ssd", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "tenant", b"tenant", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["demotions_dropped_by_reason", b"demotions_dropped_by_reason", "evicted_bytes", b"evicted_bytes", "evicted_bytes_by_cause", b"evicted_bytes_by_cause", "evictions", b"evictions", "evictions_by_cause", b"evictions_by_cause", "get_bytes", b"get_bytes", "get_hits", b"get_hits", "get_misses", b"get_misses", "put_bytes", b"put_bytes", "puts_refused", b"puts_refused", "puts_stored", b"puts_stored", "refused_by_reason", b"refused_by_reason", "report_time", b"report_time", "ssd", b"ssd", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "tenant", b"tenant", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

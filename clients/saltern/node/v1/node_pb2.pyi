@@ -328,6 +328,26 @@ class TenantUsage(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DemotionsDroppedByReasonEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TENANT_ID_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     GET_HITS_FIELD_NUMBER: _builtins.int
@@ -344,6 +364,7 @@ class TenantUsage(_message.Message):
     TAKEN_ENTRIES_FIELD_NUMBER: _builtins.int
     TAKEN_BYTES_FIELD_NUMBER: _builtins.int
     SSD_FIELD_NUMBER: _builtins.int
+    DEMOTIONS_DROPPED_BY_REASON_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     get_hits: _builtins.int
     get_misses: _builtins.int
@@ -371,7 +392,13 @@ class TenantUsage(_message.Message):
         """Parts of puts_refused by the reason of the error."""
 
     @_builtins.property
-    def ssd(self) -> _usage_pb2.SsdActivity: ...
+    def ssd(self) -> _usage_pb2.SsdActivity:
+        """Not set without an SSD tier."""
+
+    @_builtins.property
+    def demotions_dropped_by_reason(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Parts of ssd.demotions_dropped by reason."""
+
     def __init__(
         self,
         *,
@@ -391,10 +418,11 @@ class TenantUsage(_message.Message):
         taken_entries: _builtins.int = ...,
         taken_bytes: _builtins.int = ...,
         ssd: _usage_pb2.SsdActivity | None = ...,
+        demotions_dropped_by_reason: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ssd", b"ssd"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_bytes", b"evicted_bytes", "evicted_bytes_by_cause", b"evicted_bytes_by_cause", "evictions", b"evictions", "evictions_by_cause", b"evictions_by_cause", "get_bytes", b"get_bytes", "get_hits", b"get_hits", "get_misses", b"get_misses", "put_bytes", b"put_bytes", "puts_refused", b"puts_refused", "puts_stored", b"puts_stored", "refused_by_reason", b"refused_by_reason", "ssd", b"ssd", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "tenant_id", b"tenant_id", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["demotions_dropped_by_reason", b"demotions_dropped_by_reason", "evicted_bytes", b"evicted_bytes", "evicted_bytes_by_cause", b"evicted_bytes_by_cause", "evictions", b"evictions", "evictions_by_cause", b"evictions_by_cause", "get_bytes", b"get_bytes", "get_hits", b"get_hits", "get_misses", b"get_misses", "put_bytes", b"put_bytes", "puts_refused", b"puts_refused", "puts_stored", b"puts_stored", "refused_by_reason", b"refused_by_reason", "ssd", b"ssd", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "tenant_id", b"tenant_id", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
