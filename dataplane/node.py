@@ -28,16 +28,17 @@ from dataplane.core.usage import NodeUsage, PolicyApplied
 from dataplane.io.arena import Arena
 from dataplane.io.batches import Blocks
 from dataplane.io.clock import Clock
-from dataplane.io.connection import Door, SessionTable
 from dataplane.io.gate import Gate
 from dataplane.io.grpc_door import start_grpc_door
 from dataplane.io.session import NodeIdentity, NodeState
+from dataplane.io.session_table import Door, SessionTable
 from dataplane.io.shm import listen_unix, remove_socket_file
 from dataplane.io.ssd import SsdStatus, SsdStore
 from dataplane.io.ssd_disk import Disk
 from dataplane.io.ssd_files import Files
 from dataplane.io.ssd_keys import load_node_key
 from dataplane.io.tcp import bound_endpoint, listen_tcp
+from dataplane.io.traffic import Traffic
 from dataplane.io.workers import ThreadWorkers
 from dataplane.settings import NodeSettings, SsdSettings
 from tenants.policy import NodePolicy
@@ -79,6 +80,7 @@ class Node:
             identity=NodeIdentity(settings.node_id, secrets.token_hex(16)),
             blocks=Blocks(self._core, self._arena, clock),
             gate=Gate(self._core, clock),
+            traffic=Traffic(settings.limits, arena_bytes=settings.dram_bytes, clock=clock),
         )
         self._sessions = SessionTable(self._state, settings.limits)
 
@@ -98,6 +100,7 @@ class Node:
             FailedPreconditionError: the policy is stale or reserves more than this node has; the old one stays.
         """
         applied = self._state.gate.apply(policy, key_set)
+        self._state.traffic.apply(policy)
         _log.info(
             "policy applied",
             version=applied.version,

@@ -31,7 +31,12 @@ class SessionLimits:
         lapsed_s: a session whose token or partition is refused, until a REFRESH: it holds one of its tenant's places.
         linger_s: how long the node waits for a client to read an error reply before it closes.
         sweep_s: how often sessions are compared with their deadlines; a deadline may be missed by this much.
-        turn_bytes: what one session may move before the others get their turn.
+        turn_bytes: what one session may move before the others get their turn, while they are of its own tenant.
+        short_turn_bytes: the same while another tenant waits: about 0.2 ms.
+        unopened_weight: what all connections before HELLO together weigh beside tenants, whose default is 100.
+        rate_wait_s: how long a request may be delayed that finds its tenant above its rates; beyond that it is refused.
+        tenant_in_flight_share, in_flight_share: a request that moves entries begins while the transfers of its tenant
+            hold less than this part of the tenant's limit, and all transfers less than this part of the arena.
         sessions_max, tenant_sessions_max: open sessions in all, and of one tenant.
         unopened_max: connections before HELLO; the oldest gives way to a new one, or whoever says nothing would keep
             everybody out.
@@ -45,6 +50,11 @@ class SessionLimits:
     lapsed_s: float = 60.0
     sweep_s: float = 0.5
     turn_bytes: int = 4 * MIB
+    short_turn_bytes: int = MIB // 2
+    unopened_weight: int = 20
+    rate_wait_s: float = 0.25
+    tenant_in_flight_share: float = 0.25
+    in_flight_share: float = 0.5
     linger_s: float = 2.0
     sessions_max: int = 1024
     unopened_max: int = 128

@@ -84,13 +84,9 @@ class FairQueue(Generic[ItemT]):
         heap = self._heap
         while True:
             start, _, flow = heap[0]
-            if not flow._ready:  # all of it was removed
-                heappop(heap)
-                flow._in_heap = False
-            elif start != flow._start:  # it was charged meanwhile
-                heapreplace(heap, (flow._start, self._order(), flow))
-            else:
+            if start == flow._start:
                 break
+            heapreplace(heap, (flow._start, self._order(), flow))  # it was charged meanwhile
         item = flow._ready.popleft()
         self._waiting -= 1
         self._now = start
@@ -107,15 +103,6 @@ class FairQueue(Generic[ItemT]):
         """Account for ``work``, at least 0, done for a flow, in its turn or outside of any."""
         flow.work += work
         flow._start = max(flow._start, self._now) + work * _SCALE // flow.weight
-
-    def remove(self, flow: Flow[ItemT], item: ItemT) -> bool:
-        """Take out an item that waits no longer; return whether it was waiting."""
-        try:
-            flow._ready.remove(item)
-        except ValueError:
-            return False
-        self._waiting -= 1
-        return True
 
     def _order(self) -> int:
         self._pushes += 1

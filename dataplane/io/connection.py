@@ -1,80 +1,69 @@
-"""Connections on the event loop: scripts resumed by readiness, deadlines swept, doors that accept within limits."""
+"""One connection: its conversation's script, gone on with whenever its turn comes."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import socket
-from collections import Counter
 from collections.abc import Callable
-from time import monotonic
-from typing import ClassVar, Final
 
 import structlog
 
-from dataplane.io import letting_go
 from dataplane.io.conversation import Conversation
-from dataplane.io.session import NodeState, Session, too_many_sessions
+from dataplane.io.scheduler import Scheduler
 from dataplane.io.stream import READ, TURN, WAKE, WRITE, ByteStream, PeerGoneError, Want
-from dataplane.metrics.meters import DoorMeter, Transport
-from dataplane.settings import SessionLimits
-from saltern import wire
+from dataplane.io.traffic import TenantTraffic, Traffic
+from dataplane.metrics.meters import DoorMeter
 from saltern.names import TenantId
 
 _log = structlog.get_logger(__name__)
-_ACCEPTS_PER_EVENT: Final = 32
-_ACCEPT_PAUSE_S: Final = 0.2
-_UNIX_BUFFER_BYTES: Final = 2 * 1024 * 1024
 
 
 class Connection:
-    """Resumes one conversation whenever what it waits for has come.
-
-    Reader and writer callbacks stay registered between waits and are taken off only when they fire for nothing: a
-    session that is asked and answers costs no epoll_ctl calls.
-    """
+    """Waits for what its script waits for, and takes its turns in its tenant's flow."""
 
     __slots__ = (
         "_fileno",
-        "_loop",
+        "_flow",
         "_on_close",
-        "_reads",
+        "_scheduler",
         "_script",
         "_stream",
         "_want",
-        "_writes",
         "conversation",
         "meter",
         "tenant",
     )
 
-    #: The one whose bytes came last, of all connections of the process.
-    _last_readable: ClassVar[Connection | None] = None
-
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
         stream: ByteStream,
         conversation: Conversation,
+        traffic: Traffic,
         *,
         meter: DoorMeter,
         on_close: Callable[[Connection], None],
     ) -> None:
         self.conversation = conversation
         self.tenant: TenantId | None = None
-        self._loop = loop
-        self._fileno = sock.fileno()
         self.meter = meter
+        self._scheduler: Scheduler = traffic.scheduler
+        self._flow = traffic.unopened
+        self._fileno = sock.fileno()
         self._stream = stream
         conversation.wake = self._wake
         self._script = conversation.run()
         self._on_close = on_close
         self._want: Want | None = TURN
-        self._reads = self._writes = False
 
     def start(self) -> None:
-        self._step()
+        """Begin, when it is this connection's turn."""
+        self._scheduler.ready(self._flow, self)
+
+    def open(self, tenant: TenantId, traffic: TenantTraffic) -> None:
+        """From now on turns are taken in the tenant's flow."""
+        self.tenant = tenant
+        self._flow = traffic.flow
+        self.meter.opened += 1
 
     def expire(self, now_s: float) -> None:
         """Close the connection if what it waits for is overdue (WIRE.md 8)."""
@@ -91,216 +80,42 @@ class Connection:
             return
         self._want = None
         self.meter.ended(was_open=self.tenant is not None, reason=reason)
-        if Connection._last_readable is self:
-            Connection._last_readable = None
-        if self._reads:
-            self._loop.remove_reader(self._fileno)
-        if self._writes:
-            self._loop.remove_writer(self._fileno)
+        self._scheduler.forget(self._fileno, self)
         try:
             self._script.close()
         finally:
             self._stream.close()
             self._on_close(self)
 
-    def _step(self) -> None:
+    def take(self, turn_bytes: int, *, is_alone: bool) -> int:
+        """Go on until the script waits or has had its turn; return the work done (see :mod:`dataplane.core.work`)."""
         if self._want is None:
-            return
+            return 0
+        self.conversation.is_alone = is_alone
+        stream, scheduler = self._stream, self._scheduler
+        stream.begin_turn(turn_bytes)
         try:
-            want = next(self._script)
+            self._want = want = next(self._script)
         except (StopIteration, PeerGoneError):
             self.close(self.conversation.end_reason)
-            return
         except Exception:
             # A fault of ours ends this session and no other; its script has given back what it held.
             _log.exception("session failed", tenant=self.tenant)
             self.close("INTERNAL")
-            return
-        self._want = want
-        if want is READ:
-            if not self._reads:
-                self._loop.add_reader(self._fileno, self._on_readable)
-                self._reads = True
-        elif want is WRITE:
-            if not self._writes:
-                self._loop.add_writer(self._fileno, self._on_writable)
-                self._writes = True
-        elif want is TURN:
-            self._loop.call_soon(self._step)
+        else:
+            if want is READ:
+                scheduler.await_readable(self._fileno, self._on_ready)
+            elif want is WRITE:
+                scheduler.await_writable(self._fileno, self._on_ready)
+            elif want is TURN:
+                scheduler.ready(self._flow, self)
+        return stream.turn_work
+
+    def _on_ready(self) -> None:
+        if self._want is not None:
+            self._want = TURN
+            self._scheduler.ready(self._flow, self)
 
     def _wake(self) -> None:
         if self._want is WAKE:
-            self._step()
-
-    def _on_readable(self) -> None:
-        if self._want is READ:
-            self.conversation.is_alone = Connection._last_readable is self
-            Connection._last_readable = self
-            self._step()
-        else:
-            self._loop.remove_reader(self._fileno)
-            self._reads = False
-
-    def _on_writable(self) -> None:
-        if self._want is WRITE:
-            self._step()
-        else:
-            self._loop.remove_writer(self._fileno)
-            self._writes = False
-
-
-class SessionTable:
-    """Every connection of the node, whatever its door, and the limits on their number."""
-
-    def __init__(self, node: NodeState, limits: SessionLimits) -> None:
-        self._node = node
-        self._limits = limits
-        self._connections: set[Connection] = set()
-        #: Those before HELLO, the oldest first.
-        self._unopened: dict[Connection, None] = {}
-        self._by_tenant: Counter[TenantId] = Counter()
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._on_empty: asyncio.Event | None = None
-
-    def __len__(self) -> int:
-        return len(self._connections)
-
-    async def drain(self, limit_s: float) -> None:
-        """Close idle sessions and wait until the others have answered what they are at, at most ``limit_s``."""
-        for connection in list(self._connections):
-            if not connection.conversation.is_busy:
-                connection.close("DRAINING")
-        if self._connections:
-            self._on_empty = asyncio.Event()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._on_empty.wait(), limit_s)
-
-    def start(self) -> None:
-        """Begin to compare sessions with their deadlines; call it on the running loop."""
-        self._sweeper = asyncio.get_running_loop().call_later(self._limits.sweep_s, self._sweep)
-
-    def close(self) -> None:
-        """Close every session."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        for connection in list(self._connections):
-            connection.close("DRAINING")
-
-    def adopt(self, sock: socket.socket, *, takes_descriptors: bool) -> None:
-        """Serve an accepted socket, or answer TOO_MANY_SESSIONS and close it."""
-        meter = self._node.meters.doors[Transport.SHM if takes_descriptors else Transport.TCP]
-        is_full = len(self._connections) >= self._limits.sessions_max
-        if self._unopened and (is_full or len(self._unopened) >= self._limits.unopened_max):
-            # Whoever means it says HELLO at once and is not the oldest for long.
-            next(iter(self._unopened)).close("GAVE_WAY")
-        if len(self._connections) >= self._limits.sessions_max:
-            meter.ended(was_open=False, reason="TOO_MANY_SESSIONS")
-            _refuse(sock)
-            return
-        sock.setblocking(False)
-        loop = asyncio.get_running_loop()
-        stream = ByteStream(
-            sock,
-            turn_bytes=self._limits.turn_bytes,
-            takes_descriptors=takes_descriptors,
-            others_descriptor=_epoll_descriptor(loop),
-        )
-        session = Session(self._node, lambda tenant: self._claim_place(connection, tenant))
-        conversation = Conversation(stream, session, self._limits, meter)
-        connection = Connection(loop, sock, stream, conversation, meter=meter, on_close=self._forget)
-        self._connections.add(connection)
-        self._unopened[connection] = None
-        connection.start()
-
-    def _claim_place(self, connection: Connection, tenant: TenantId) -> bool:
-        if self._by_tenant[tenant] >= self._limits.tenant_sessions_max:
-            return False
-        self._by_tenant[tenant] += 1
-        del self._unopened[connection]
-        connection.tenant = tenant
-        connection.meter.opened += 1
-        return True
-
-    def _forget(self, connection: Connection) -> None:
-        self._connections.discard(connection)
-        self._unopened.pop(connection, None)
-        if connection.tenant is not None:
-            self._by_tenant[connection.tenant] -= 1
-            if not self._by_tenant[connection.tenant]:
-                del self._by_tenant[connection.tenant]
-
-        if self._on_empty is not None and not self._connections:
-            self._on_empty.set()
-
-    def _sweep(self) -> None:
-        now_s = monotonic()
-        for connection in list(self._connections):
-            connection.expire(now_s)
-        self.start()
-
-
-class Door:
-    """Accepts connections from one listening socket into the session table."""
-
-    def __init__(self, listener: socket.socket, table: SessionTable, *, takes_descriptors: bool) -> None:
-        self._listener = listener
-        self._table = table
-        self._takes_descriptors = takes_descriptors
-        self._pause: asyncio.TimerHandle | None = None
-        listener.setblocking(False)
-
-    def open(self) -> None:
-        """Begin to accept; call it on the running loop."""
-        self._pause = None
-        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
-
-    def close(self) -> None:
-        """Stop accepting and close the listening socket; sessions go on. Idempotent."""
-        if self._pause is not None:
-            self._pause.cancel()
-        if self._listener.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(self._listener.fileno())
-            self._listener.close()
-
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTS_PER_EVENT):
-            if self._takes_descriptors and letting_go.is_overloaded():
-                _log.warning("clients hold up the closing of descriptors; the unix door waits")
-                self._look_away()
-                return
-            try:
-                sock, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                # Out of descriptors: the listener would stay readable, so look away for a moment instead of spinning.
-                _log.error("cannot accept a connection", error=str(error))
-                self._look_away()
-                return
-            if sock.family == socket.AF_UNIX:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
-            else:  # TCP buffers are left to the kernel: setting them would end their automatic growth
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._table.adopt(sock, takes_descriptors=self._takes_descriptors)
-
-    def _look_away(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._listener.fileno())
-        self._pause = loop.call_later(_ACCEPT_PAUSE_S, self.open)
-
-
-def _refuse(sock: socket.socket) -> None:
-    error = too_many_sessions("the node has too many sessions open")
-    sock.setblocking(False)
-    with contextlib.suppress(OSError):
-        sock.send(wire.encode_error_reply(wire.Opcode.PING, 0, error))
-    letting_go.close_descriptor(sock.detach())  # a unix client may have sent descriptors already
-
-
-def _epoll_descriptor(loop: asyncio.AbstractEventLoop) -> int | None:
-    """The descriptor that is readable when the loop has something to do; None if the loop has no such thing.
-
-    asyncio has no public name for the selector of a loop that it made itself.
-    """
-    fileno = getattr(getattr(loop, "_selector", None), "fileno", None)
-    return fileno() if fileno else None
+            self._on_ready()

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 import xxhash
 
+from dataplane.core.work import REQUEST_WORK
 from dataplane.io.batches import GetBatch, PutBatch
 from dataplane.io.letting_go import close_descriptor
 from dataplane.io.regions import Region, RegionTable
@@ -28,8 +29,6 @@ from saltern.wire import HEADER_BYTES, Opcode
 #: Plain integers: an enum's member costs a descriptor call at each use in Python 3.11.
 _PUT, _GET, _REGISTER, _UNREGISTER = map(int, (Opcode.PUT, Opcode.GET, Opcode.REGISTER, Opcode.UNREGISTER))
 _PING: Final = int(Opcode.PING)
-#: What a request counts beside the bytes it moves when sessions take turns.
-_REQUEST_COST_BYTES: Final = 256 * 1024
 #: A session that is alone waits for its next frame without the event loop: so long at a time, so long in a row.
 _ALONE_WAIT_MS: Final = 1
 _ALONE_S: Final = 0.002
@@ -148,7 +147,7 @@ class Conversation:
         self._meter.observe(opcode, session.tenant, monotonic_ns() - began_ns)
         stream.close_stale_descriptors()
         self.is_busy = self.is_in_frame = False
-        if stream.spend_turn(_REQUEST_COST_BYTES):
+        if stream.spend_turn(REQUEST_WORK):
             yield TURN
         # A draining node answers what is here already with DRAINING, and waits for nothing more.
         return not session.is_draining or stream.buffered_bytes > 0 or stream.receive()

@@ -19,6 +19,7 @@ from dataplane.core.partition import Partition
 from dataplane.io.batches import Blocks, GetBatch, PutBatch
 from dataplane.io.gate import Gate, Grant
 from dataplane.io.regions import RegionSpace
+from dataplane.io.traffic import Traffic
 from dataplane.metrics.meters import Meters
 from saltern import wire
 from saltern.errors import (
@@ -62,6 +63,7 @@ class NodeState:
     identity: NodeIdentity
     blocks: Blocks
     gate: Gate
+    traffic: Traffic
     region_space: RegionSpace = field(default_factory=RegionSpace)
     meters: Meters = field(default_factory=Meters)
     is_draining: bool = False

@@ -67,7 +67,6 @@ class ByteStream:
 
     Args:
         takes_descriptors: receive file descriptors too (unix sockets); at most one may be on its way at a time.
-        turn_bytes: yield to other sessions after moving this many.
         others_descriptor: readable when anything else in the process wants the event loop (its epoll); None if unknown.
 
     Attributes:
@@ -85,7 +84,7 @@ class ByteStream:
         "_start",
         "_takes_descriptors",
         "_turn_bytes",
-        "_turn_left_bytes",
+        "_turn_left",
         "progress_s",
     )  # fmt: skip
     #: Shared by every stream of the process: what is drained is never read.
@@ -95,7 +94,6 @@ class ByteStream:
         self,
         sock: socket.socket,
         *,
-        turn_bytes: int,
         takes_descriptors: bool = False,
         others_descriptor: int | None = None,
     ) -> None:
@@ -107,7 +105,7 @@ class ByteStream:
             self._arrival.register(others_descriptor, select.POLLIN)
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._start = self._end = 0
-        self._turn_bytes = self._turn_left_bytes = turn_bytes
+        self._turn_bytes = self._turn_left = 0
         self._takes_descriptors = takes_descriptors
         #: Received and not yet taken; the span of stream positions that they came with.
         self._descriptors: list[int] = []
@@ -191,9 +189,8 @@ class ByteStream:
                 digest = digest or xxhash.xxh3_64()
                 digest.update(view[summed:filled])
                 summed = filled
-            self._turn_left_bytes -= count
-            if self._turn_left_bytes <= 0:
-                self._turn_left_bytes = self._turn_bytes
+            self._turn_left -= count
+            if self._turn_left <= 0:
                 yield TURN
         if digest is None:
             return xxhash.xxh3_64_intdigest(view)
@@ -246,13 +243,19 @@ class ByteStream:
             if exhausted and index < count:
                 yield TURN
 
-    def spend_turn(self, moved_bytes: int) -> bool:
+    def begin_turn(self, turn_bytes: int) -> None:
+        """The script may go on for so much work; whoever resumes it says so."""
+        self._turn_bytes = self._turn_left = turn_bytes
+
+    @property
+    def turn_work(self) -> int:
+        """Work done in this turn (see :mod:`dataplane.core.work`)."""
+        return self._turn_bytes - self._turn_left
+
+    def spend_turn(self, work: int) -> bool:
         """Account for work done; True when it is time to yield to other sessions."""
-        self._turn_left_bytes -= moved_bytes
-        if self._turn_left_bytes > 0:
-            return False
-        self._turn_left_bytes = self._turn_bytes
-        return True
+        self._turn_left -= work
+        return self._turn_left <= 0
 
     def take_descriptors(self) -> list[int]:
         """Take the descriptors that came with the frame at the head of the buffer; the caller closes them."""
