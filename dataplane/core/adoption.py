@@ -80,7 +80,7 @@ def adopt_snapshot(pool: Pool, policy: NodePolicy, eviction: Eviction, snapshot:
         _attach(pool, part, policy.tenants[part.owner.tenant], is_same_order=snapshot.eviction == eviction)
     for part in restored:
         evicted_entries += pool.evict_down_to_limit(part.owner)
-        pool.note_if_borrowing(part.owner)
+        pool.changed(part.owner)
     return Adopted(
         entries=built - evicted_entries,
         size_bytes=sum(part.owner.budget.resident_bytes for part in restored),

@@ -112,7 +112,7 @@ class CacheCore:
             gone.in_policy = False
             gone.set_quota(_NO_QUOTA)
             purged_entries += sum(pool.purge(index) for index in list(gone.partitions.values()))
-            pool.note_if_borrowing(gone)
+            pool.changed(gone)
             pool.forget_if_empty(gone)
         for tenant, rules in policy.tenants.items():
             owner = pool.tenants.get(tenant)
@@ -122,7 +122,7 @@ class CacheCore:
             owner.set_quota(quotas[tenant])
             purged_entries += self._apply_namespaces(owner, rules)
             evicted_entries += pool.evict_down_to_limit(owner)
-            pool.note_if_borrowing(owner)
+            pool.changed(owner)
         return PolicyApplied(version=policy.version, purged_entries=purged_entries, evicted_entries=evicted_entries)
 
     def check_access(self, partition: Partition) -> PermissionDeniedError | None:
@@ -225,7 +225,7 @@ class CacheCore:
         if owner.account is not None:
             owner.account.looked_up(keys, pins)
             budget.protected_bytes = owner.account.protected_bytes
-            self._pool.note_if_borrowing(owner)
+        self._pool.changed(owner)
         counters = owner.counters
         counters.get_hits += hits
         if counts_misses:
@@ -245,14 +245,22 @@ class CacheCore:
         Raises:
             InternalError: a pin was given back before.
         """
-        unpin = self._pool.unpin
+        unpin, changed = self._pool.unpin, self._pool.changed
+        owner: TenantCache | None = None
         for pin in pins:
             if pin is None:
                 continue
             if not pin.is_open:
                 raise InternalError("a pin was given back twice", reason="PIN_REUSED")
             pin.is_open = False
-            unpin(pin.entry)
+            entry = pin.entry
+            unpin(entry)
+            if entry.index.owner is not owner:
+                if owner is not None:
+                    changed(owner)
+                owner = entry.index.owner
+        if owner is not None:
+            changed(owner)
 
     def lookup(self, partition: Partition, keys: Sequence[BlockKey]) -> tuple[int, bytes]:
         """Which keys are there: (how many from the first on without a gap, a byte of 0 or 1 for each); no touch."""
@@ -282,6 +290,7 @@ class CacheCore:
                 refresh(entry)
                 if owner.account is not None:
                     owner.account.refreshed(key)
+        self._pool.changed(owner)
 
     # ---- removal
 

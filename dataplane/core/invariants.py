@@ -25,8 +25,7 @@ def check_invariants(pool: Pool) -> None:
         budget = owner.budget
         assert 0 <= budget.protected_bytes <= budget.reserved_bytes, "I5: protected beyond the reservation"
         assert owner.account is not None or budget.protected_bytes == budget.reserved_bytes, "I5: strict is all of it"
-        if budget.used_bytes > budget.protected_bytes:
-            assert pool.borrowers.get(tenant) is owner, "a tenant above what is protected is not among the borrowers"
+    pool.borrowers.check_invariants(pool.tenants.values())
     _check_arena(entries, pool.extents)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dataplane.core import refusals
+from dataplane.core.borrowers import Borrowers
 from dataplane.core.entry import Entry, EntryState, PutRefused
 from dataplane.core.extents import ArenaOffset, Extents
 from dataplane.core.partition import Partition
@@ -26,7 +27,7 @@ class Pool:
     Attributes:
         tenants: every tenant that the policy names or that still holds bytes.
         open: partitions that the policy opens now, as far as they have been used.
-        borrowers: every tenant above what is protected of its own; one that fell back is dropped at the next look.
+        borrowers: who could lose an entry to somebody else's put; whatever changes a tenant is noted there.
         detached: unreachable entries whose memory is still being read or written.
         last_ns: the latest time that a touch has had.
         demote: told of every entry that is evicted, while its bytes are still there; it must take them before it
@@ -38,7 +39,7 @@ class Pool:
         self.extents: Final = Extents(capacity_bytes)
         self.tenants: Final[dict[TenantId, TenantCache]] = {}
         self.open: Final[dict[Partition, PartitionIndex]] = {}
-        self.borrowers: Final[dict[TenantId, TenantCache]] = {}
+        self.borrowers: Final = Borrowers()
         self.detached: Final[dict[Entry, None]] = {}
         self.last_ns = 0
         self.demote: Callable[[Entry], None] | None = None
@@ -64,16 +65,14 @@ class Pool:
         if offset is None:
             if budget.used_bytes + extent_bytes - budget.limit_bytes > budget.evictable_bytes:
                 return refusals.quota_exceeded(owner, size_bytes)
-            borrowers = self._current_borrowers()
-            victims = choose_victims(self.extents, owner, borrowers, extent_bytes, self.advance(now_ns))
+            victims = choose_victims(self.extents, owner, self.borrowers, extent_bytes, self.advance(now_ns))
             if victims is None:
                 return refusals.node_full(owner, size_bytes, self.extents.free_bytes)
             self._make_room(owner, victims, budget.used_bytes + extent_bytes - budget.limit_bytes)
             offset = self.extents.allocate(extent_bytes)
             assert offset is not None, "the victims were chosen to make one free extent"
         budget.begin(size_bytes, extent_bytes)
-        if budget.used_bytes > budget.protected_bytes:
-            self.borrowers[owner.tenant] = owner
+        self.changed(owner)
         entry = index.writing[key] = Entry(key, index, offset, size_bytes, extent_bytes)
         return entry
 
@@ -97,6 +96,7 @@ class Pool:
         owner.budget.commit(entry.size_bytes, entry.extent_bytes)
         if owner.account is not None:
             owner.account.stored(entry.key, entry.extent_bytes)
+        self.changed(owner)
 
     def abort(self, entry: Entry) -> None:
         """End a put without an entry: only now is its memory certain not to be written any more (I7)."""
@@ -107,10 +107,14 @@ class Pool:
             del entry.index.writing[entry.key]
         self.extents.free(entry.offset, entry.extent_bytes)
         owner.budget.abort(entry.size_bytes, entry.extent_bytes)
+        self.changed(owner)
         self.forget_if_empty(owner)
 
     def unpin(self, entry: Entry) -> None:
-        """Take one reader off an entry; the last one frees it if it was removed meanwhile."""
+        """Take one reader off an entry; the last one frees it if it was removed meanwhile.
+
+        The caller says :meth:`changed` when it is through with the pins of a tenant.
+        """
         entry.pins -= 1
         if entry.pins:
             return
@@ -174,15 +178,15 @@ class Pool:
         self.remove(entry)
         return False
 
-    def note_if_borrowing(self, owner: TenantCache) -> None:
-        """Call after what is protected of a tenant may have shrunk."""
-        if owner.budget.used_bytes > owner.budget.protected_bytes:
-            self.borrowers[owner.tenant] = owner
+    def changed(self, owner: TenantCache) -> None:
+        """Call after anything of a tenant changed: its entries, their order, who holds them, its books, its quota."""
+        if self.tenants.get(owner.tenant) is owner:
+            self.borrowers.note(owner)
 
     def forget_if_empty(self, owner: TenantCache) -> None:
         """The record of a tenant outside the policy stays only as long as it holds bytes (I8)."""
         if not owner.in_policy and not owner.budget.used_bytes:
-            self.borrowers.pop(owner.tenant, None)
+            self.borrowers.forget(owner)
             self.tenants.pop(owner.tenant, None)
 
     def _make_room(self, requester: TenantCache, victims: list[Entry], excess_bytes: int) -> None:
@@ -206,16 +210,10 @@ class Pool:
             self.detached[entry] = None
         else:
             self._free(entry)
+        self.changed(entry.index.owner)
 
     def _free(self, entry: Entry) -> None:
         owner = entry.index.owner
         self.extents.free(entry.offset, entry.extent_bytes)
         owner.budget.release(entry.size_bytes, entry.extent_bytes)
         self.forget_if_empty(owner)
-
-    def _current_borrowers(self) -> list[TenantCache]:
-        """Drop those who have fallen back to what is protected; return the rest."""
-        back = [owner for owner in self.borrowers.values() if owner.budget.used_bytes <= owner.budget.protected_bytes]
-        for owner in back:
-            del self.borrowers[owner.tenant]
-        return list(self.borrowers.values())

@@ -21,11 +21,12 @@ one run that is long enough; only victims inside that run are evicted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from typing import Final
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
 
+from dataplane.core.borrowers import Borrowers, Kind, Record
 from dataplane.core.entry import Entry
 from dataplane.core.extents import Extents
 from dataplane.core.tenant_cache import TenantCache
@@ -38,12 +39,12 @@ _IDLE_AGE_FACTOR: Final = 16
 
 
 def choose_victims(
-    extents: Extents, requester: TenantCache, borrowers: Iterable[TenantCache], extent_bytes: int, now_ns: int
+    extents: Extents, requester: TenantCache, borrowers: Borrowers, extent_bytes: int, now_ns: int
 ) -> list[Entry] | None:
     """Choose the entries to evict so that ``extent_bytes`` of ``requester`` fit its limit and one free extent.
 
     Args:
-        borrowers: every tenant above what is protected of its own; others may be among them.
+        borrowers: every tenant above what is protected of its own.
         now_ns: not before the last touch.
 
     Returns:
@@ -110,54 +111,89 @@ class _Candidate:
         self.head = None
 
 
-#: (negative weighted age, last touch, tenant): the heap's least is the coldest. Touch times are unique, so no tie ever
-#: compares candidates.
-_Ranked = tuple[int, int, _Candidate]
+class _Contest:
+    """Candidates by the weighted age of their next victims: those at hand, and those in the borrowers' heaps.
 
-
-def _rank(candidate: _Candidate, now_ns: int) -> _Ranked:
-    entry = candidate.head
-    assert entry is not None
-    age_ns = now_ns - entry.touched_ns
-    if candidate.owner.is_idle:
-        age_ns *= _IDLE_AGE_FACTOR
-    return -(age_ns * _WEIGHT_UNIT // candidate.owner.budget.weight), entry.touched_ns, candidate
-
-
-def _coldest_first(
-    own: _Candidate, borrowers: Iterable[TenantCache], extent_bytes: int, now_ns: int
-) -> Iterator[Entry]:
-    """Yield the entries that ``own`` may displace, by rules 2 to 4.
-
-    One look at each borrower for each put that evicts: fine for hundreds of tenants above their reservation, and the
-    place for a heap kept between puts when there are thousands.
+    A heap is walked, not emptied: below each record lie only younger ones, and they come into view when it is taken.
     """
-    candidates = [_Candidate(owner) for owner in borrowers if owner is not own.owner]
-    candidates.append(own)
+
+    __slots__ = ("_borrowers", "_in_view", "_now_ns")
+
+    def __init__(self, borrowers: Borrowers, now_ns: int, *, straddles: bool) -> None:
+        self._borrowers = borrowers
+        self._now_ns = now_ns
+        # (negative weighted age, last touch, serial, candidate or place in a heap): the least is the coldest. No two
+        # agree in the first three: entries differ in their last touch, records in their serial.
+        self._in_view: list[tuple[int, int, int, _Candidate | _Place]] = []
+        for kind, records in borrowers.heaps(straddles=straddles):
+            self._show(_Place(kind, records, 0))
+
+    def add(self, candidate: _Candidate) -> None:
+        """Let a candidate take part with its next victim, if it has one."""
+        entry = candidate.head
+        if entry is not None:
+            owner = candidate.owner
+            rank = self._rank(entry.touched_ns, owner.budget.weight, is_idle=owner.is_idle)
+            heappush(self._in_view, (rank, entry.touched_ns, 0, candidate))
+
+    def take_coldest(self) -> _Candidate | None:
+        """Take out the candidate whose next victim is the coldest."""
+        while self._in_view:
+            coldest = heappop(self._in_view)[3]
+            if isinstance(coldest, _Candidate):
+                return coldest
+            kind, records, at = coldest
+            for below in range(2 * at + 1, min(2 * at + 3, len(records))):
+                self._show(_Place(kind, records, below))
+            record = records[at]
+            if self._borrowers.is_in_force(kind, record):
+                return _Candidate(record.owner)
+        return None
+
+    def _show(self, place: _Place) -> None:
+        record = place.records[place.at]
+        rank = self._rank(record.touched_ns, place.kind.weight, is_idle=place.kind.is_idle)
+        heappush(self._in_view, (rank, record.touched_ns, record.serial, place))
+
+    def _rank(self, touched_ns: int, weight: int, *, is_idle: bool) -> int:
+        age_ns = self._now_ns - touched_ns
+        if is_idle:
+            age_ns *= _IDLE_AGE_FACTOR
+        return -(age_ns * _WEIGHT_UNIT // weight)
+
+
+class _Place(NamedTuple):
+    """A record in a heap of the borrowers."""
+
+    kind: Kind
+    records: Sequence[Record]
+    at: int
+
+
+def _coldest_first(own: _Candidate, borrowers: Borrowers, extent_bytes: int, now_ns: int) -> Iterator[Entry]:
+    """Yield the entries that ``own`` may displace, by rules 2 to 4."""
+    borrowers.settle(own.owner)
     straddling: list[_Candidate] = []
-    heap = [_rank(candidate, now_ns) for candidate in candidates if candidate.head]
-    heapify(heap)
-    while heap:
-        candidate = heappop(heap)[2]
+    contest = _Contest(borrowers, now_ns, straddles=False)
+    contest.add(own)
+    while (candidate := contest.take_coldest()) is not None:
         head = candidate.head
-        assert head is not None
+        assert head is not None, "I5: a borrower without a next victim has no record"
         spare_bytes = candidate.used_bytes - candidate.protected_bytes
         if spare_bytes >= head.extent_bytes or (candidate is own and spare_bytes > 0):
             yield candidate.take()
-            if candidate.head:
-                heappush(heap, _rank(candidate, now_ns))
+            contest.add(candidate)
         elif candidate is not own:
             straddling.append(candidate)
 
     if own.used_bytes + extent_bytes <= own.owner.budget.reserved_bytes:
-        heap = [_rank(candidate, now_ns) for candidate in straddling]
-        heapify(heap)
-        while heap:
-            candidate = heappop(heap)[2]
+        contest = _Contest(borrowers, now_ns, straddles=True)
+        for candidate in straddling:
+            contest.add(candidate)
+        while (candidate := contest.take_coldest()) is not None:
             if candidate.used_bytes > candidate.protected_bytes:
                 yield candidate.take()
-                if candidate.head:
-                    heappush(heap, _rank(candidate, now_ns))
+                contest.add(candidate)
 
     while own.head:
         yield own.take()

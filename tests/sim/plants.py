@@ -13,6 +13,7 @@ from unittest.mock import patch
 from dataplane.core import cache as cache_module
 from dataplane.core import pool as pool_module
 from dataplane.core import victims as victims_module
+from dataplane.core.borrowers import Borrowers
 from dataplane.core.budget import TierBudget
 from dataplane.core.cache import CacheCore
 from dataplane.core.entry import Entry, EntryState
@@ -76,7 +77,7 @@ def _take_below_the_reservation(original: Any) -> Any:
 
 
 def _lend_and_not_give_back(original: Any) -> Any:
-    return lambda extents, requester, borrowers, *rest: original(extents, requester, (), *rest)
+    return lambda extents, requester, borrowers, *rest: original(extents, requester, Borrowers(), *rest)
 
 
 def _forget_to_purge_an_epoch(original: Any) -> Any:
@@ -200,15 +201,16 @@ def _wipe_for_what_can_never_fit(original: Any) -> Any:
 
 def _ignore_reservations(original: Any) -> Any:
     def admit(self: Pool, index: PartitionIndex, *rest: Any) -> Any:
-        protected_bytes = {name: owner.budget.protected_bytes for name, owner in self.tenants.items()}
-        self.borrowers.update(self.tenants)
-        for owner in self.tenants.values():
+        protected_bytes = {owner: owner.budget.protected_bytes for owner in self.tenants.values()}
+        for owner in protected_bytes:
             owner.budget.protected_bytes = 0
+            self.borrowers.note(owner)
         try:
             return original(self, index, *rest)
         finally:
-            for name, owner in self.tenants.items():
-                owner.budget.protected_bytes = protected_bytes[name]
+            for owner, kept_bytes in protected_bytes.items():
+                owner.budget.protected_bytes = kept_bytes
+                self.borrowers.note(owner)
 
     return admit
 
