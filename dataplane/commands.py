@@ -18,9 +18,10 @@ import structlog
 from dataplane.control_client import ControlClient, Registration
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
+from dataplane.io.host_memory import HugePages
 from dataplane.log import configure_logging
 from dataplane.node import Node, NodeEndpoints, raise_descriptor_limit
-from dataplane.settings import NodeSettings, SsdSettings, parse_mode
+from dataplane.settings import ArenaSettings, NodeSettings, SsdSettings, parse_mode
 from saltern.admin_client import ApiKey, read_api_key
 from saltern.core_files import forbid_core_files
 from saltern.endpoints import parse_endpoint
@@ -53,6 +54,25 @@ FIRST_POLICY_S: Final = 15.0
 )
 @click.option("--shm-mode", envvar="SALTERN_NODE_SHM_MODE", default="0600", help="Permissions of that socket, octal.")
 @click.option("--dram-bytes", envvar="SALTERN_NODE_DRAM_BYTES", default="1GiB", metavar="SIZE", help="Cache memory.")
+@click.option(
+    "--arena-dir",
+    envvar="SALTERN_NODE_ARENA_DIR",
+    type=click.Path(path_type=Path),
+    help="Folder in memory (tmpfs, hugetlbfs) that keeps DRAM over a clean restart; of this node alone. [default: none]",
+)
+@click.option(
+    "--huge-pages",
+    envvar="SALTERN_NODE_HUGE_PAGES",
+    type=click.Choice([pages.value for pages in HugePages]),
+    default=HugePages.TRANSPARENT.value,
+    help="Pages of the cache memory; 2MiB and 1GiB come from the pool that nr_hugepages reserves.",
+)
+@click.option(
+    "--numa-node",
+    envvar="SALTERN_NODE_NUMA_NODE",
+    type=click.IntRange(min=0),
+    help="NUMA node that the cache memory is bound to. [default: wherever the system puts it]",
+)
 @click.option(
     "--ssd-dir",
     envvar="SALTERN_NODE_SSD_DIR",
@@ -120,6 +140,9 @@ def serve_node(
     shm_path: Path | None,
     shm_mode: str,
     dram_bytes: str,
+    arena_dir: Path | None,
+    huge_pages: str,
+    numa_node: int | None,
     ssd_dir: Path | None,
     ssd_bytes: str | None,
     ssd_write_bytes: str | None,
@@ -144,6 +167,7 @@ def serve_node(
         reservations=Reservations(reservations),
         prefault=prefault,
         allow_plaintext=allow_plaintext,
+        arena=ArenaSettings(arena_dir, state_dir, HugePages(huge_pages), numa_node),
         ssd=_ssd_settings(ssd_dir, ssd_bytes, ssd_write_bytes, state_dir),
         advertise_host=advertise_host,
     )
@@ -209,7 +233,13 @@ async def _serve(
         for endpoint in (settings.listen, settings.grpc_listen):
             if not endpoint.is_loopback:
                 _log.warning("listening in plain text beyond this host", endpoint=str(endpoint))
-        _log.info("serving", node=endpoints.node_id, wire=endpoints.wire_endpoint, grpc=endpoints.grpc_endpoint)
+        _log.info(
+            "serving",
+            node=endpoints.node_id,
+            wire=endpoints.wire_endpoint,
+            grpc=endpoints.grpc_endpoint,
+            dram=str(node.dram_start),
+        )
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({stopping, following}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()

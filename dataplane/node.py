@@ -25,7 +25,6 @@ import structlog
 from dataplane.core.cache import CacheCore
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.usage import NodeUsage, PolicyApplied
-from dataplane.io.arena import Arena
 from dataplane.io.batches import Blocks
 from dataplane.io.clock import Clock
 from dataplane.io.gate import Gate
@@ -39,6 +38,7 @@ from dataplane.io.ssd_files import Files
 from dataplane.io.ssd_keys import load_node_key
 from dataplane.io.tcp import bound_endpoint, listen_tcp
 from dataplane.io.traffic import Traffic
+from dataplane.io.warm import DramStart, WarmRestart, open_arena
 from dataplane.io.workers import ThreadWorkers
 from dataplane.settings import NodeSettings, SsdSettings
 from tenants.policy import NodePolicy
@@ -69,13 +69,14 @@ class Node:
     def __init__(self, settings: NodeSettings, *, clock: Clock | None = None) -> None:
         self.settings: Final = settings
         clock = clock or Clock()
-        self._arena = Arena(settings.dram_bytes, prefault=settings.prefault)
+        self._arena, folder = open_arena(settings)
         self._clock = clock
         ssd = settings.ssd
         self._tier = None if ssd is None else SsdTier(ssd.capacity_bytes, write_bytes_per_s=ssd.write_bytes_per_s)
         self._core = CacheCore(
             settings.dram_bytes, eviction=settings.eviction, reservations=settings.reservations, ssd=self._tier
         )
+        self._warm = None if folder is None else WarmRestart(folder, self._arena, self._core, clock)
         self._state = NodeState(
             identity=NodeIdentity(settings.node_id, secrets.token_hex(16)),
             blocks=Blocks(self._core, self._arena, clock),
@@ -99,7 +100,11 @@ class Node:
         Raises:
             FailedPreconditionError: the policy is stale or reserves more than this node has; the old one stays.
         """
+        if self._warm is not None:
+            self._warm.before_policy()
         applied = self._state.gate.apply(policy, key_set)
+        if self._warm is not None:
+            self._warm.after_policy()
         self._state.traffic.apply(policy)
         _log.info(
             "policy applied",
@@ -120,6 +125,11 @@ class Node:
         store = self._state.blocks.ssd
         return None if store is None else store.status
 
+    @property
+    def dram_start(self) -> DramStart:
+        """How the DRAM tier began: cold, or with what an earlier process left; known once a policy is in force."""
+        return DramStart() if self._warm is None else self._warm.start
+
     def check_invariants(self) -> None:
         """Recompute the books from what is there and assert that they agree (I8)."""
         self._core.check_invariants()
@@ -134,6 +144,9 @@ class Node:
         settings = self.settings
         async with AsyncExitStack() as stack:
             stack.callback(self._arena.close)
+            if self._warm is not None:
+                stack.push(self._leave_warm)
+            self._log_memory()
             if settings.ssd is not None:
                 self._state.blocks.ssd = await self._open_ssd(settings.ssd, stack)
             wire_listener = listen_tcp(settings.listen, option="--listen")
@@ -166,6 +179,24 @@ class Node:
                 for door in doors:
                     door.close()
                 await asyncio.gather(grpc_server.stop(settings.drain_s), self._sessions.drain(settings.drain_s))
+
+    def _leave_warm(self, fault: type[BaseException] | None, *_: object) -> None:
+        """When everything else has ended: leave DRAM to the next process, unless a fault makes its state doubtful."""
+        assert self._warm is not None
+        if fault is None:
+            self._warm.save()
+        self._warm.close()
+
+    def _log_memory(self) -> None:
+        """Say what the system really gave; what has not been touched yet is nowhere."""
+        if self._arena.is_prefaulted:
+            placement = self._arena.placement()
+            _log.info(
+                "arena",
+                size_bytes=self._arena.capacity_bytes,
+                huge_page_bytes=placement.huge_bytes,
+                numa_percent={str(node): share for node, share in placement.nodes.items()},
+            )
 
     async def _open_ssd(self, settings: SsdSettings, stack: AsyncExitStack) -> SsdStore:
         """Recover the SSD tier before a door opens; on the way out seal what is open and end its threads.

@@ -9,6 +9,7 @@ from typing import Final
 
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
+from dataplane.io.host_memory import HugePages
 from saltern.endpoints import Endpoint, check_plaintext
 from saltern.errors import InvalidArgumentError
 from saltern.names import NodeId
@@ -94,6 +95,24 @@ class SsdSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ArenaSettings:
+    """The memory of the DRAM tier, beyond its length.
+
+    Attributes:
+        folder: in memory (tmpfs, hugetlbfs), of this node alone: a clean restart serves the same entries again; None
+            for private memory, which ends with the process.
+        index_folder: where the index of entries is written if ``folder`` cannot hold it; needed with ``folder``.
+        huge_pages: what pages to ask the system for.
+        numa_node: where all of it shall be; None for wherever the system puts it.
+    """
+
+    folder: Path | None = None
+    index_folder: Path | None = None
+    huge_pages: HugePages = HugePages.TRANSPARENT
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSettings:
     """Everything that a node process is started with.
 
@@ -108,6 +127,7 @@ class NodeSettings:
         advertise_host: name or address that clients reach this host by; the listen addresses' own if empty.
         drain_s: how long transfers that have begun may take after SIGTERM.
         ssd: the tier below DRAM; None for none.
+        arena: what memory the DRAM tier has.
     """
 
     node_id: NodeId
@@ -124,6 +144,7 @@ class NodeSettings:
     drain_s: float = 5.0
     limits: SessionLimits = field(default_factory=SessionLimits)
     ssd: SsdSettings | None = None
+    arena: ArenaSettings = field(default_factory=ArenaSettings)
 
     def __post_init__(self) -> None:
         """Raises FailedPreconditionError: an address needs TLS; InvalidArgumentError: the arena is too small."""

@@ -28,7 +28,7 @@ from dataplane.core.usage import NodeUsage
 from dataplane.io.clock import Clock
 from dataplane.io.ssd import SsdStatus
 from dataplane.node import Node, NodeEndpoints
-from dataplane.settings import NodeSettings, SessionLimits, SsdSettings
+from dataplane.settings import ArenaSettings, NodeSettings, SessionLimits, SsdSettings
 from saltern.endpoints import Endpoint
 from saltern.names import NamespaceId, NodeId, TenantId
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
@@ -164,6 +164,7 @@ def static_node(
     apply_policy: bool = True,
     prefault: bool = False,
     ssd: SsdSettings | None = None,
+    arena: ArenaSettings | None = None,
     drain_s: float = 5.0,
 ) -> Iterator[StaticNode]:
     """Run a node with the given tenants (one tenant ``acme`` with the namespace ``chat`` by default).
@@ -180,6 +181,7 @@ def static_node(
             prefault=prefault,
             limits=limits or SessionLimits(),
             ssd=ssd,
+            arena=arena or ArenaSettings(),
             drain_s=drain_s,
         )
         node = Node(settings, clock=clock)
