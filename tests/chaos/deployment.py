@@ -42,7 +42,7 @@ DRAM_BYTES = 16 * MIB
 SSD_BYTES = 64 * MIB
 START_S = 60.0
 #: A paused client has ended its call: its deadline, and what a busy machine takes.
-PAUSE_S = 20.0
+PAUSE_S = 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,9 @@ class Worker:
 
     def _say(self, word: str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # it died by itself: it will not answer, which is noticed
+            self.process.stdin.write(f"{word}\n")
+            self.process.stdin.flush()
 
 
 class Deployment:

@@ -177,7 +177,7 @@ class ChaosRun:
 
     def _check_how_it_died(self, node: NodeProcess) -> None:
         if not node.was_killed:
-            self._wrong(f"the node ended by itself with status {node.process.poll()}: see {self._log_tail()}")
+            self._wrong(f"the node ended by itself with status {node.process.poll()}: see {self._log_tail('node.log')}")
 
     def _died(self, way: str) -> None:
         self.totals.kills[way] += 1
@@ -295,7 +295,8 @@ class ChaosRun:
         for worker in list(self._workers):
             report = worker.paused()
             if report is None:
-                self._wrong(f"I10: a client of {worker.orders.tenant} over {worker.orders.transport} hangs or died")
+                what = "hangs" if worker.process.poll() is None else f"died: {self._log_tail('workers.log')}"
+                self._wrong(f"I10: a client of {worker.orders.tenant} over {worker.orders.transport} {what}")
                 worker.kill()
                 self._workers.remove(worker)
                 continue
@@ -337,8 +338,8 @@ class ChaosRun:
             f"   {totals.seen['hits']:>8} hits compared   {len(totals.violations)} violations"
         )
 
-    def _log_tail(self) -> str:
-        return " | ".join((self._deployment.folder / "node.log").read_text(errors="replace").splitlines()[-5:])
+    def _log_tail(self, name: str) -> str:
+        return " | ".join((self._deployment.folder / name).read_text(errors="replace").splitlines()[-5:])
 
     def _end(self) -> None:
         for worker in self._workers:

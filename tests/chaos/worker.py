@@ -22,6 +22,7 @@ import msgspec
 from saltern.breaker import BreakerPolicy
 from saltern.client import Client
 from saltern.credentials import ApiKeyCredentials
+from saltern.errors import DeadlineExceededError, UnavailableError
 from saltern.keys import BlockKey
 from saltern.results import AlreadyStored, Error, Hit, Miss, Stored
 from saltern.transport.memory import RegisteredBuffer
@@ -33,6 +34,7 @@ SLACK_S = 2.0
 _GIVEN_UP, _REST_S = "CIRCUIT_OPEN", 0.01
 _BATCH_MAX = 16
 _ROOM_BYTES = 68 * 1024
+_START_S = 30.0
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -187,10 +189,22 @@ class Load:
         return counts
 
 
+def _credentials(orders: Orders) -> ApiKeyCredentials:
+    """As an engine does that starts while the control plane is being killed: it tries until it is back."""
+    secret = Path(orders.api_key_file).read_text().strip()
+    give_up_s = time.monotonic() + _START_S
+    while True:
+        try:
+            return ApiKeyCredentials(control=orders.control, api_key=secret, namespace="chat")
+        except (UnavailableError, DeadlineExceededError):
+            if time.monotonic() > give_up_s:
+                raise
+            time.sleep(0.1)
+
+
 def main() -> None:
     orders = msgspec.json.decode(sys.argv[1], type=Orders)
-    secret = Path(orders.api_key_file).read_text().strip()
-    credentials = ApiKeyCredentials(control=orders.control, api_key=secret, namespace="chat")
+    credentials = _credentials(orders)
     client = Client.from_credentials(
         credentials,
         deadline_ms=orders.deadline_ms,
