@@ -184,19 +184,21 @@ class SegmentCipher:
 
     # ---- records
 
-    def seal_record(self, place: memoryview, block: int, key: BlockKey, size_bytes: int, checksum: int) -> None:
-        """Seal, in place, a record that begins at ``block``.
+    def seal_record(self, place: memoryview, block: int, key: BlockKey, payload: Buffer, checksum: int) -> None:
+        """Write the sealed record that begins at ``block`` to ``place``.
 
         Args:
-            place: ``record_blocks(size_bytes)`` blocks with the plain payload from the second block on. What follows
-                the payload is set to zero: memory of others must not reach the disk (I2).
+            place: ``record_blocks(len(payload))`` blocks. What follows the payload is set to zero: memory of others
+                must not reach the disk (I2).
+            payload: plain; elsewhere, or already in ``place`` from its second block on. Sealing costs hardly more than
+                the copy that would bring it there.
         """
-        payload = place[BLOCK_BYTES : BLOCK_BYTES + size_bytes]
-        padding_bytes = len(place) - BLOCK_BYTES - size_bytes
-        place[BLOCK_BYTES + size_bytes :] = bytes(padding_bytes)
+        size_bytes = len(payload)
+        end = BLOCK_BYTES + size_bytes
+        place[end:] = bytes(len(place) - end)
         encryptor = Cipher(self._payloads, modes.GCM(_nonce(block))).encryptor()
         encryptor.authenticate_additional_data(self._associated(block, key, size_bytes, checksum))
-        encryptor.update_into(payload, payload)
+        encryptor.update_into(payload, place[BLOCK_BYTES:end])
         encryptor.finalize()
         place[:BLOCK_BYTES] = self._seal_head(block, _KIND_DATA, _DATA.pack(key, size_bytes, checksum, encryptor.tag))
 

@@ -2,7 +2,7 @@
 
 ::
 
-    CacheCore --evicts--> SsdStore.demote: copy to staging --> Writer: seal, write --> SsdTier.append_end
+    CacheCore --evicts--> SsdStore.demote: seal into staging --> Writer: write --> SsdTier.append_end
     GetBatch  --misses--> SsdStore.fetch --> Reader: read, open --> CacheCore.promote_end, pins
 
 Everything but the workers' jobs runs on the event loop. Nothing waits for the device but a get that has misses in DRAM
@@ -26,9 +26,10 @@ from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.usage import DropReason
 from dataplane.io.arena import Arena
 from dataplane.io.clock import Clock
-from dataplane.io.ssd_disk import Disk, Record
+from dataplane.io.ssd_disk import Disk
 from dataplane.io.ssd_fetch import Fetch
 from dataplane.io.ssd_health import Health, SsdState, SsdStatus
+from dataplane.io.ssd_places import place_of
 from dataplane.io.ssd_reader import Reader
 from dataplane.io.ssd_recovery import adopt, find_segments
 from dataplane.io.ssd_staging import Staging
@@ -47,14 +48,16 @@ class SsdLimits:
     """Bounds on what the tier may hold in memory and wait for.
 
     Attributes:
-        staging_bytes: entries on their way to the device; room for more than one of the largest size. Taken from the
-            system only as it is used.
+        staging_bytes: entries on their way to the device; room for more than one of the largest size.
+        prefault: take that memory from the system at the start. Without it the event loop pays for every page that is
+            used for the first time, milliseconds where the system has to find huge pages.
         reads_max: reads on their way, all sessions together. One tenant has at most half of either (I10: a flood of
             one is no stall for another).
         read_s: how long a get waits for the device before what has not come is a miss.
     """
 
     staging_bytes: int = 128 * MIB
+    prefault: bool = False
     reads_max: int = 1024
     read_s: float = 2.0
 
@@ -83,7 +86,7 @@ class SsdStore:
         self._disk = disk
         self._clock = clock
         self._workers = workers
-        self._staging = Staging(limits.staging_bytes)
+        self._staging = Staging(limits.staging_bytes, prefault=limits.prefault)
         self._health = Health(tier, clock, workers)
         self._reader = Reader(
             core,
@@ -165,7 +168,7 @@ class SsdStore:
     # ---- demotion and promotion
 
     def demote(self, entry: Entry) -> None:
-        """Copy an entry that DRAM is about to lose into staging memory, if the tier takes it."""
+        """Seal an entry that DRAM is about to lose into staging memory, if the tier takes it."""
         tier, partition, key = self.tier, entry.index.partition, entry.key
         if not tier.wants(partition, key):
             return
@@ -177,10 +180,10 @@ class SsdStore:
         if append is None:
             self._staging.give_back(slot)
             return
-        slot.memory[BLOCK_BYTES : BLOCK_BYTES + entry.size_bytes] = self._arena.view(entry.offset, entry.size_bytes)
-        self._writer.stage(
-            Staged(append, Record(append.block, key, entry.size_bytes, entry.checksum, slot.memory), slot)
-        )
+        payload = self._arena.view(entry.offset, entry.size_bytes)
+        cipher = self._disk.cipher(place_of(append.segment))
+        cipher.seal_record(slot.memory, append.block, key, payload, entry.checksum)
+        self._writer.stage(Staged(append, slot))
 
     def fetch(
         self,

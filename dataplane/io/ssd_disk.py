@@ -53,21 +53,6 @@ class NotDurableError(OSError):
     """A segment could not be made durable. Never to be tried again: the kernel forgets what it failed to write."""
 
 
-@dataclass(slots=True, eq=False)
-class Record:
-    """A record to write.
-
-    Attributes:
-        memory: its blocks: the first is free for the head, the plain payload follows. Sealed in place.
-    """
-
-    block: int
-    key: BlockKey
-    size_bytes: int
-    checksum: int
-    memory: memoryview
-
-
 def aligned(size_bytes: int) -> memoryview:
     """Memory that starts at a page, as O_DIRECT wants it; freed with its last view."""
     return memoryview(mmap.mmap(-1, max(size_bytes, BLOCK_BYTES)))
@@ -108,6 +93,8 @@ class Disk:
         #: Ciphers of every segment, and the descriptor of those that are written.
         self.ciphers: Final[dict[SegmentPath, SegmentCipher]] = {}
         self.data_keys: Final[dict[Folder, bytes]] = {}
+        #: Folders that are there, with their key file.
+        self._made: set[Folder] = set()
         self._paths: dict[SegmentPath, Path] = {}
         self._writing: dict[SegmentPath, int] = {}
         self._local = _Local()
@@ -132,28 +119,48 @@ class Disk:
             self._paths[segment] = path
         return path
 
+    # ---- any thread but for each segment one at a time
+
+    def cipher(self, segment: SegmentPath) -> SegmentCipher:
+        """The cipher of a segment; made, with its partition's data key, for a new one.
+
+        What is sealed with a new key is of no use to anybody before the key is on disk; it gets there with the first
+        write to the partition's folder.
+        """
+        cipher = self.ciphers.get(segment)
+        if cipher is None:
+            folder = segment.folder
+            data_key = self.data_keys.setdefault(folder, new_data_key())
+            identity = partition_identity(folder.namespace_uid, folder.epoch)
+            cipher = SegmentCipher(data_key, segment.number, os.urandom(SALT_BYTES), identity)
+            self.ciphers[segment] = cipher
+        return cipher
+
+    def adopt_key(self, folder: Folder, data_key: bytes) -> None:
+        """Take over a key that was found on disk."""
+        self.data_keys[folder] = data_key
+        self._made.add(folder)
+
+    def forget_key(self, folder: Folder) -> None:
+        """Never seal or open with the folder's key again."""
+        self.data_keys.pop(folder, None)
+        self._made.discard(folder)
+
     # ---- the writing thread
 
-    def write_records(self, segment: SegmentPath, records: Sequence[Record], memory: memoryview) -> None:
-        """Seal records that follow each other, and write them in one go.
-
-        Args:
-            memory: all their blocks together.
+    def write_records(self, segment: SegmentPath, block: int, memory: memoryview) -> None:
+        """Write sealed records that follow each other, the first of them at ``block``, in one go.
 
         Raises:
             OSError: none of them counts as written. The segment takes no more after that: its blocks must not be
                 written a second time with other content.
         """
-        descriptor = self._descriptor(segment, is_new=records[0].block == 1)
-        cipher = self.ciphers[segment]
-        for record in records:
-            cipher.seal_record(record.memory, record.block, record.key, record.size_bytes, record.checksum)
-        self._write(segment, descriptor, memory, records[0].block)
+        self._write(segment, self._descriptor(segment, is_new=block == 1), memory, block)
 
     def write_tombstones(self, segment: SegmentPath, block: int, keys: Sequence[BlockKey]) -> None:
         """Write one tombstone record. Raises OSError as :meth:`write_records` does."""
-        descriptor = self._descriptor(segment, is_new=block == 1)
-        self._write(segment, descriptor, _copy(self.ciphers[segment].seal_tombstones(block, keys)), block)
+        sealed = _copy(self.cipher(segment).seal_tombstones(block, keys))
+        self._write(segment, self._descriptor(segment, is_new=block == 1), sealed, block)
 
     def seal(self, segment: SegmentPath, end_block: int, rows: Sequence[Row], tombstones: Sequence[BlockKey]) -> None:
         """Write the footer and make the segment durable. Raises OSError, of which NotDurableError loses the segment."""
@@ -179,7 +186,7 @@ class Disk:
 
     def destroy_key(self, folder: Folder) -> None:
         """I12: from here on nothing in the folder can be read. Raises OSError."""
-        self.data_keys.pop(folder, None)
+        self.forget_key(folder)
         self.files.destroy_small(self.folder_path(folder) / KEY_FILE)
         self._remove_if_empty(folder)
 
@@ -259,28 +266,25 @@ class Disk:
             return descriptor
         if not is_new:
             raise SegmentClosedError("the segment takes no more records")
-        folder = segment.folder
-        data_key = self.data_keys.get(folder)
-        if data_key is None:
-            data_key = self._make_folder(folder)
-        identity = partition_identity(folder.namespace_uid, folder.epoch)
-        cipher = SegmentCipher(data_key, segment.number, os.urandom(SALT_BYTES), identity)
+        cipher = self.ciphers.get(segment)
+        if cipher is None or segment.folder not in self.data_keys:
+            raise SegmentClosedError("the segment's key is gone")
+        if segment.folder not in self._made:
+            self._make_folder(segment.folder)
         descriptor = self.files.create(self.path(segment))
         self._writing[segment] = descriptor
-        self.ciphers[segment] = cipher
         self._write(segment, descriptor, _copy(cipher.encode_head()), 0)
         return descriptor
 
-    def _make_folder(self, folder: Folder) -> bytes:
-        """Make a partition's folder; its key is durable before anything is sealed with it."""
+    def _make_folder(self, folder: Folder) -> None:
+        """Make a partition's folder; its key is durable before anything that is sealed with it is written."""
         path = self.folder_path(folder)
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        key = PartitionKey(new_data_key(), folder.namespace_uid, folder.epoch)
+        key = PartitionKey(self.data_keys[folder], folder.namespace_uid, folder.epoch)
         self.files.write_small(path / KEY_FILE, wrap_key(self.node_key, key, folder.tenant, folder.number))
         self.files.sync_folder(path.parent)
         self.files.sync_folder(self.root)
-        self.data_keys[folder] = key.data_key
-        return key.data_key
+        self._made.add(folder)
 
     def _write(self, segment: SegmentPath, descriptor: int, memory: memoryview, block: int) -> None:
         try:
@@ -309,7 +313,7 @@ class Disk:
     def _remove_if_empty(self, folder: Folder) -> None:
         """A folder without key and segments goes, and the tenant's with its last one."""
         path = self.folder_path(folder)
-        if folder in self.data_keys:
+        if folder in self._made:
             return
         with contextlib.suppress(OSError):
             path.rmdir()

@@ -142,14 +142,14 @@ def _find_partition(disk: Disk, found: Found, tenant: TenantId, path: Path) -> N
         # A partition has one folder: the older one was about to be destroyed when the process died (I12).
         found.folders.remove(older)
         found.segments = [segment for segment in found.segments if segment.path.folder != older]
-        disk.data_keys.pop(older)
+        disk.forget_key(older)
         older_path = disk.folder_path(older)
         disk.files.destroy_small(older_path / KEY_FILE)
         _finish_deletion(
             disk, older_path, [inner for inner in older_path.iterdir() if _SEGMENT_NAME.fullmatch(inner.name)]
         )
     found.folders.append(folder)
-    disk.data_keys[folder] = key.data_key
+    disk.adopt_key(folder, key.data_key)
     for segment_number, segment_path in segments.items():
         place = SegmentPath(folder, segment_number)
         try:

@@ -31,9 +31,9 @@ class Staging:
     What relocations take is bounded by the reclaim that asked for them.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, *, prefault: bool = False) -> None:
         self.capacity_bytes: Final = capacity_bytes
-        self._arena = Arena(capacity_bytes)
+        self._arena = Arena(capacity_bytes, prefault=prefault)
         self._extents = Extents(capacity_bytes)
         self._shares: Counter[TenantId] = Counter()
 

@@ -2,7 +2,7 @@
 
 ::
 
-    stage(record) --+--> queue --> job of about 8 MiB --> [thread: seal, write | footer, sync | remove] --> answers
+    stage(record) --+--> queue --> job of about 8 MiB --> [thread: write | footer, sync | remove] --> answers
     tier.actions ---+    a hot entry that is written anew is read first, and then staged as any other
 
 Jobs run one after the other on one thread: a file is dropped only after every record admitted to it was answered, and a
@@ -20,7 +20,7 @@ from dataplane.core.segments import BLOCK_BYTES, BadFormatError, record_blocks
 from dataplane.core.ssd_books import Append, Bury, DestroyKey, DropSegment, Relocate, Seal, SsdAction
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.io.clock import Clock
-from dataplane.io.ssd_disk import Disk, NotDurableError, Record, SegmentClosedError
+from dataplane.io.ssd_disk import Disk, NotDurableError, SegmentClosedError
 from dataplane.io.ssd_fetch import ReadJob
 from dataplane.io.ssd_health import RETRY_S, Health
 from dataplane.io.ssd_places import folder_of, place_of
@@ -30,14 +30,15 @@ from dataplane.io.workers import Failed, Workers
 
 #: One job of the writing thread takes about this much.
 _JOB_BYTES: Final = 8 * 1024 * 1024
+#: Jobs with the thread, so that it need not wait for the event loop between two of them.
+_JOBS_MAX: Final = 2
 
 
 @dataclass(slots=True, eq=False)
 class Staged:
-    """A record in staging memory; ``relocate`` if it is the new copy of an entry."""
+    """A sealed record in staging memory; ``relocate`` if it is the new copy of an entry."""
 
     append: Append
-    record: Record
     slot: Slot
     relocate: Relocate | None = None
 
@@ -79,13 +80,14 @@ class Writer:
         self._reader = reader
         self._on_progress = on_progress
         self._queue: deque[Item] = deque()
-        self._in_job = 0
+        self._jobs = 0
+        self._in_jobs = 0
         self._is_pumping = False
 
     @property
     def queued(self) -> int:
         """Records and actions that are not answered yet."""
-        return len(self._queue) + self._in_job + len(self._tier.actions)
+        return len(self._queue) + self._in_jobs + len(self._tier.actions)
 
     def wake(self) -> None:
         """Look soon whether there is something to do."""
@@ -123,29 +125,38 @@ class Writer:
                 self._staging.give_back(slot)
                 tier.relocate_end(relocate)
                 return
-            record = Record(append.block, entry.key, entry.size_bytes, checksum, slot.memory)
-            self.stage(Staged(append, record, slot, relocate))
+            cipher = self._disk.cipher(place_of(append.segment))
+            payload = slot.memory[BLOCK_BYTES : BLOCK_BYTES + entry.size_bytes]
+            cipher.seal_record(slot.memory, append.block, entry.key, payload, checksum)
+            self.stage(Staged(append, slot, relocate))
 
         self._reader.read([ReadJob(read, slot.memory[BLOCK_BYTES:], arrived)])
 
     def _pump(self) -> None:
-        """Hand the writing thread its next job, if it has none."""
+        """Keep the writing thread busy: one job in its hands and one that waits for it."""
         self._is_pumping = False
         self._collect()
-        if self._in_job:
-            return
-        if not self._queue:
+        while self._queue and self._jobs < _JOBS_MAX:
+            job: list[Item] = []
+            job_bytes = 0
+            while self._queue and job_bytes < _JOB_BYTES:
+                item = self._queue.popleft()
+                job.append(item)
+                job_bytes += item.slot.extent_bytes if isinstance(item, Staged) else BLOCK_BYTES
+            self._begin(self._plan(job), len(job))
+        if not self._jobs:
             self._on_progress()
-            return
-        job: list[Item] = []
-        job_bytes = 0
-        while self._queue and job_bytes < _JOB_BYTES:
-            item = self._queue.popleft()
-            job.append(item)
-            job_bytes += item.slot.extent_bytes if isinstance(item, Staged) else BLOCK_BYTES
-        steps = self._plan(job)
-        self._in_job = len(job)
-        self._workers.write(lambda: [_attempt(step) for step, _ in steps], lambda outcome: self._done(steps, outcome))
+
+    def _begin(self, steps: list[Step], items: int) -> None:
+        self._jobs += 1
+        self._in_jobs += items
+
+        def done(outcome: list[Exception | None] | Failed) -> None:
+            self._jobs -= 1
+            self._in_jobs -= items
+            self._done(steps, outcome)
+
+        self._workers.write(lambda: [_attempt(step) for step, _ in steps], done)
 
     def _plan(self, job: Sequence[Item]) -> list[Step]:
         """Steps of a job: records that follow each other in file and memory become one write."""
@@ -165,9 +176,9 @@ class Writer:
 
     def _write_step(self, run: list[Staged]) -> Step:
         place = place_of(run[0].append.segment)
-        records = [staged.record for staged in run]
+        block = run[0].append.block
         memory = self._staging.span(run[0].slot, sum(staged.slot.extent_bytes for staged in run))
-        return lambda: self._disk.write_records(place, records, memory), cast("list[Item]", run)
+        return lambda: self._disk.write_records(place, block, memory), cast("list[Item]", run)
 
     def _action_step(self, action: SsdAction) -> Callable[[], None]:
         disk = self._disk
@@ -183,7 +194,6 @@ class Writer:
         return lambda: disk.drop(place)
 
     def _done(self, steps: Sequence[Step], outcome: list[Exception | None] | Failed) -> None:
-        self._in_job = 0
         errors = [outcome.error] * len(steps) if isinstance(outcome, Failed) else outcome
         for (_, items), error in zip(steps, errors, strict=True):
             if error is None:

@@ -7,9 +7,11 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 T = TypeVar("T")
+#: Reading threads: enough to keep a device busy while some of them decrypt.
+READERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Workers(Protocol):
 class ThreadWorkers:
     """Threads beside an asyncio loop: one that writes, ``readers`` that read."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, readers: int = 4) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, readers: int = READERS) -> None:
         self._loop = loop
         self._writer = ThreadPoolExecutor(1, "ssd-write")
         self._readers = ThreadPoolExecutor(readers, "ssd-read")
