@@ -1,15 +1,17 @@
-"""What is measured: each case pairs one figure of ours with the machine's limit for it."""
+"""What is measured: each case pairs one figure of ours with the machine's limit and with the peers'."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 
+from saltern.bench.case import OURS, Case, Contender, Role
+from saltern.bench.cpu import CpuUse, measured, pinned
 from saltern.bench.limits import BareSocket, Memcpy
+from saltern.bench.peers.process import PeerProcess
 from saltern.client import Client
 from saltern.errors import InternalError
 from saltern.keys import KEY_BYTES, BlockKey
@@ -18,76 +20,31 @@ from saltern.results import Hit, Stored
 BATCH_BYTES = 128 * 1024 * 1024
 KIB, MIB = 1024, 1024 * 1024
 SIZES_BYTES = (64 * KIB, MIB, 4 * MIB)
+SHM_BYTES = MIB
 LOOKUP_KEYS = 500
 LOOKUPS_PER_TURN = 200
 PINGS_PER_TURN = 1000
-DEADLINE_MS = 30_000
+DEADLINE_MS = 60_000
+SMALL_BYTES = 4 * KIB
 
 
-@dataclass(slots=True)
-class Case:
-    """One line of the report.
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Everything that is measured against each other.
 
     Attributes:
-        unit: of both figures; for ``us`` less is better.
-        ours, limit: measure once and return a figure.
-        target: the least ratio of ours to the limit (for ``us`` of the limit to ours); None where only reported.
+        tcp, shm: our clients.
+        node_pid: our server.
+        peers: running ones.
     """
 
-    name: str
-    unit: str
-    ours: Callable[[], float]
-    limit: Callable[[], float]
-    target: float | None
-    limit_name: str
-    ours_seen: list[float] = field(default_factory=list)
-    limit_seen: list[float] = field(default_factory=list)
-
-    def turn(self, *, ours_first: bool) -> None:
-        """Measure both once, right after each other, so that both meet the machine in the same mood."""
-        steps = [(self.ours, self.ours_seen), (self.limit, self.limit_seen)]
-        for measure, seen in steps if ours_first else reversed(steps):
-            seen.append(measure())
-
-    @property
-    def ratio(self) -> float:
-        """Ours as a share of the limit: the median over turns of the ratio within a turn."""
-        pairs = zip(self.ours_seen, self.limit_seen, strict=True)
-        return median(limit / ours if self.unit == "us" else ours / limit for ours, limit in pairs)
-
-
-class CpuMeter:
-    """CPU seconds of this process and of a node, per gigabyte moved, summed over turns.
-
-    The node's come from ``/proc/PID/task/*/schedstat`` (nanoseconds on a CPU; Linux
-    Documentation/scheduler/sched-stats): ``/proc/PID/stat`` counts in steps of 10 ms.
-    """
-
-    def __init__(self, node_pid: int) -> None:
-        self._tasks = Path(f"/proc/{node_pid}/task")
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget what was measured so far."""
-        self.client_s = self.node_s = 0.0
-        self.moved_bytes = 0
-
-    def measure(self, moved_bytes: int, operation: Callable[[], None]) -> float:
-        """Run ``operation`` and return its wall seconds."""
-        node_before_s, client_before_s, begin = self._node_s(), time.process_time(), time.perf_counter()
-        operation()
-        wall_s = time.perf_counter() - begin
-        self.client_s += time.process_time() - client_before_s
-        self.node_s += self._node_s() - node_before_s
-        self.moved_bytes += moved_bytes
-        return wall_s
-
-    def per_gigabyte(self) -> dict[str, float]:
-        gigabytes = self.moved_bytes / 1e9
-        return {"client": self.client_s / gigabytes, "node": self.node_s / gigabytes}
-
-    def _node_s(self) -> float:
-        return sum(int(task.joinpath("schedstat").read_text().split()[0]) for task in self._tasks.iterdir()) / 1e9
+    tcp: Client
+    shm: Client
+    node_pid: int
+    bare: BareSocket
+    memcpy: Memcpy
+    memcpy_around_caches: Memcpy
+    peers: Sequence[PeerProcess]
 
 
 class Blocks:
@@ -96,7 +53,7 @@ class Blocks:
     def __init__(self, client: Client, block_bytes: int) -> None:
         self.client = client
         self.count = BATCH_BYTES // block_bytes
-        self.keys = [BlockKey(os.urandom(KEY_BYTES)) for _ in range(self.count)]
+        self.keys = new_keys(self.count)
         self.buffer = client.allocate(BATCH_BYTES)
         self.buffer.view[:] = os.urandom(MIB) * (BATCH_BYTES // MIB)
         self.views = [self.buffer[start : start + block_bytes] for start in range(0, BATCH_BYTES, block_bytes)]
@@ -113,51 +70,112 @@ class Blocks:
         self.client.delete(self.keys, deadline_ms=DEADLINE_MS)
 
 
-def transfer_cases(
-    tcp: Client, shm: Client, bare: BareSocket, memcpy: Memcpy, meters: dict[str, CpuMeter]
-) -> Iterator[Case]:
+def size_label(size_bytes: int) -> str:
+    return f"{size_bytes // KIB} KiB" if size_bytes < MIB else f"{size_bytes // MIB} MiB"
+
+
+def transfer_cases(field: Field) -> Iterator[Case]:
     """Batches over TCP beside a bare socket pair; batches over shared memory beside memcpy."""
     scratch = memoryview(bytearray(BATCH_BYTES))
-    gigabytes = BATCH_BYTES / 1e9
     for size_bytes in SIZES_BYTES:
-        label = f"{size_bytes // KIB} KiB" if size_bytes < MIB else f"{size_bytes // MIB} MiB"
-        blocks = Blocks(tcp, size_bytes)
-        yield _case(f"TCP put {label}", _put(blocks, meters["tcp put"]), bare.put, scratch, size_bytes)
-        yield _case(f"TCP get {label}", _get(blocks, meters["tcp get"]), bare.get, scratch, size_bytes)
-    blocks = Blocks(shm, MIB)
-    for name, ours in (("put", _put(blocks, meters["shm put"])), ("get", _get(blocks, meters["shm get"]))):
+        blocks = Blocks(field.tcp, size_bytes)
+        for operation, move in (("put", field.bare.put), ("get", field.bare.get)):
+
+            def bare(move: Callable[[memoryview, int], None] = move, size_bytes: int = size_bytes) -> float:
+                return BATCH_BYTES / 1e9 / _seconds(1, lambda: move(scratch, size_bytes))
+
+            yield Case(
+                f"TCP {operation} {size_label(size_bytes)}",
+                "GB/s",
+                [
+                    _ours(operation, blocks, field.node_pid),
+                    Contender("bare socket pair", Role.LIMIT, bare),
+                    *_transfers(field.peers, "tcp", operation, size_bytes),
+                ],
+            )
+    blocks = Blocks(field.shm, SHM_BYTES)
+    for operation in ("put", "get"):
         yield Case(
-            name=f"shared memory {name} 1 MiB",
-            unit="GB/s",
-            ours=ours,
-            limit=lambda: gigabytes / memcpy.seconds_for(MIB, BATCH_BYTES // MIB),
-            target=0.6,
-            limit_name="memcpy, one thread",
+            f"shared memory {operation} {size_label(SHM_BYTES)}",
+            "GB/s",
+            [
+                _ours(operation, blocks, field.node_pid),
+                _copies("memcpy", field.memcpy),
+                _copies("memcpy around caches", field.memcpy_around_caches),
+                *_transfers(field.peers, "shm", operation, SHM_BYTES),
+            ],
         )
 
 
-def lookup_cases(tcp: Client, bare: BareSocket) -> Iterator[Case]:
+def lookup_cases(field: Field) -> Iterator[Case]:
     """Existence of many keys and of one."""
-    wanted = [BlockKey(os.urandom(KEY_BYTES)) for _ in range(LOOKUP_KEYS)]
-    joined = b"".join(wanted)
+    client, bare = field.tcp, field.bare
+    present, absent = new_keys(LOOKUP_KEYS), new_keys(LOOKUP_KEYS)
+    client.put_many([(key, bytes(SMALL_BYTES)) for key in present], deadline_ms=DEADLINE_MS)
     megakeys = LOOKUP_KEYS * LOOKUPS_PER_TURN / 1e6
+    for words, keys, hit in (("hits", present, True), ("misses", absent, False)):
+
+        def ours(keys: list[BlockKey] = keys) -> float:
+            return megakeys / _seconds(LOOKUPS_PER_TURN, lambda: client.lookup(keys, deadline_ms=DEADLINE_MS))
+
+        def limit(joined: bytes = b"".join(keys)) -> float:
+            return megakeys / _seconds(LOOKUPS_PER_TURN, lambda: bare.lookup(joined))
+
+        def peer_asked(peer: PeerProcess, hit: bool = hit) -> float:
+            answer = peer.ask("exists", count=LOOKUP_KEYS, calls=LOOKUPS_PER_TURN, hit=hit)
+            return float(answer["keys_per_s"]) / 1e6
+
+        yield Case(
+            f"exists, {LOOKUP_KEYS} keys, {words}",
+            "Mkeys/s",
+            [
+                Contender(OURS, Role.OURS, ours),
+                Contender("bare socket + dict", Role.LIMIT, limit),
+                *[_peer(peer, lambda peer=peer: peer_asked(peer)) for peer in _by_key(field.peers)],  # type: ignore[misc]
+            ],
+        )
+    yield from _single_cases(field, absent[:1])
+
+
+def _single_cases(field: Field, one: list[BlockKey]) -> Iterator[Case]:
+    """One key, wherever the kernel puts client and server, and with each pair held in the same places."""
+
+    def ours() -> float:
+        return 1e6 * median(each(PINGS_PER_TURN, lambda: field.tcp.lookup(one, deadline_ms=DEADLINE_MS)))
+
+    def limit() -> float:
+        return 1e6 * median(each(PINGS_PER_TURN, field.bare.ping_pong))
+
+    def peer_asked(peer: PeerProcess) -> float:
+        return 1e6 * float(peer.ask("exists_one", calls=PINGS_PER_TURN)["seconds"])
+
     yield Case(
-        name=f"exists, {LOOKUP_KEYS} keys",
-        unit="Mkeys/s",
-        ours=lambda: megakeys / _seconds(LOOKUPS_PER_TURN, lambda: tcp.lookup(wanted, deadline_ms=DEADLINE_MS)),
-        limit=lambda: megakeys / _seconds(LOOKUPS_PER_TURN, lambda: bare.lookup(joined)),
-        target=0.5,
-        limit_name="bare socket + dict",
+        "exists, 1 key, p50",
+        "us",
+        [
+            Contender(OURS, Role.OURS, ours),
+            Contender("bare ping-pong", Role.LIMIT, limit),
+            *[_peer(peer, lambda peer=peer: peer_asked(peer)) for peer in _by_key(field.peers)],  # type: ignore[misc]
+        ],
     )
-    one = wanted[:1]
-    yield Case(
-        name="exists, 1 key, p50",
-        unit="us",
-        ours=lambda: 1e6 * median(_each(PINGS_PER_TURN, lambda: tcp.lookup(one, deadline_ms=DEADLINE_MS))),
-        limit=lambda: 1e6 * median(_each(PINGS_PER_TURN, bare.ping_pong)),
-        target=0.5,
-        limit_name="bare socket ping-pong",
-    )
+    cpus = sorted(os.sched_getaffinity(0))
+    places = {"one core": (cpus[0], cpus[0])}
+    if len(cpus) > 1:
+        places["two cores"] = (cpus[0], cpus[1])
+    for words, (here, there) in places.items():
+
+        def held(pid: int, measure: Callable[[], float], here: int = here, there: int = there) -> float:
+            with pinned({0: {here}, pid: {there}}):
+                return measure()
+
+        yield Case(
+            f"exists, 1 key, p50, {words}",
+            "us",
+            [
+                Contender(OURS, Role.OURS, lambda held=held: held(field.node_pid, ours)),  # type: ignore[misc]
+                Contender("bare ping-pong", Role.LIMIT, lambda held=held: held(field.bare.pid, limit)),  # type: ignore[misc]
+            ],
+        )
 
 
 def latencies(client: Client, count: int) -> dict[str, dict[str, float]]:
@@ -168,8 +186,8 @@ def latencies(client: Client, count: int) -> dict[str, dict[str, float]]:
     for turn in range(count):
         pair = pairs[turn % len(pairs)]
         client.delete([pair[0]], deadline_ms=DEADLINE_MS)
-        seen["put"] += _each(1, lambda pair=pair: client.put_many([pair], deadline_ms=DEADLINE_MS))  # type: ignore[misc]
-        seen["get"] += _each(1, lambda pair=pair: client.get_into([pair[0]], [pair[1]], deadline_ms=DEADLINE_MS))  # type: ignore[misc]
+        seen["put"] += each(1, lambda pair=pair: client.put_many([pair], deadline_ms=DEADLINE_MS))  # type: ignore[misc]
+        seen["get"] += each(1, lambda pair=pair: client.get_into([pair[0]], [pair[1]], deadline_ms=DEADLINE_MS))  # type: ignore[misc]
     blocks.delete()
     return {
         name: {"p50_ms": 1e3 * median(times), "p99_ms": 1e3 * sorted(times)[int(len(times) * 0.99)]}
@@ -177,29 +195,56 @@ def latencies(client: Client, count: int) -> dict[str, dict[str, float]]:
     }
 
 
-def _case(
-    name: str,
-    ours: Callable[[], float],
-    bare: Callable[[memoryview, int], None],
-    scratch: memoryview,
-    size_bytes: int,
-) -> Case:
-    def limit() -> float:
-        return BATCH_BYTES / 1e9 / _seconds(1, lambda: bare(scratch, size_bytes))
-
-    return Case(name=name, unit="GB/s", ours=ours, limit=limit, target=0.7, limit_name="bare socket pair")
+def each(times: int, operation: Callable[[], object]) -> list[float]:
+    """Seconds of each of ``times`` runs."""
+    return [_seconds(1, operation) for _ in range(times)]
 
 
-def _put(blocks: Blocks, meter: CpuMeter) -> Callable[[], float]:
+def _ours(operation: str, blocks: Blocks, node_pid: int) -> Contender:
+    use = CpuUse()
+
     def measure() -> float:
-        blocks.delete()
-        return BATCH_BYTES / 1e9 / meter.measure(BATCH_BYTES, blocks.put)
+        if operation == "put":
+            blocks.delete()
+        return BATCH_BYTES / 1e9 / measured(use, node_pid, BATCH_BYTES, getattr(blocks, operation))
 
-    return measure
+    return Contender(OURS, Role.OURS, measure, use)
 
 
-def _get(blocks: Blocks, meter: CpuMeter) -> Callable[[], float]:
-    return lambda: BATCH_BYTES / 1e9 / meter.measure(BATCH_BYTES, blocks.get)
+def _copies(name: str, memcpy: Memcpy) -> Contender:
+    count = BATCH_BYTES // SHM_BYTES
+    return Contender(name, Role.LIMIT, lambda: BATCH_BYTES / 1e9 / memcpy.seconds_for(SHM_BYTES, count))
+
+
+def _transfers(peers: Sequence[PeerProcess], transport: str, operation: str, size_bytes: int) -> list[Contender]:
+    """Put comes before get in the cases, so that the first turn of a get finds what it reads."""
+    contenders = []
+    for peer in peers:
+        if peer.peer.transport != transport:
+            continue
+        use = CpuUse()
+
+        def measure(peer: PeerProcess = peer, use: CpuUse = use) -> float:
+            peer.prepare(size_bytes)
+            answer = peer.ask(operation, block_bytes=size_bytes)
+            use.add(float(answer["client_cpu_s"]), float(answer["server_cpu_s"]), BATCH_BYTES)
+            return BATCH_BYTES / 1e9 / float(answer["seconds"])
+
+        contenders.append(_peer(peer, measure, use))
+    return contenders
+
+
+def _by_key(peers: Sequence[PeerProcess]) -> list[PeerProcess]:
+    return [peer for peer in peers if peer.peer.transport == "tcp"]
+
+
+def _peer(peer: PeerProcess, measure: Callable[[], float], use: CpuUse | None = None) -> Contender:
+    return Contender(peer.peer.title, Role.PEER, measure, use)
+
+
+def new_keys(count: int) -> list[BlockKey]:
+    """Random keys that nobody else has."""
+    return [BlockKey(os.urandom(KEY_BYTES)) for _ in range(count)]
 
 
 def _seconds(times: int, operation: Callable[[], object]) -> float:
@@ -207,10 +252,6 @@ def _seconds(times: int, operation: Callable[[], object]) -> float:
     for _ in range(times):
         operation()
     return time.perf_counter() - begin
-
-
-def _each(times: int, operation: Callable[[], object]) -> list[float]:
-    return [_seconds(1, operation) for _ in range(times)]
 
 
 def _require(condition: bool, what: str, results: object) -> None:

@@ -6,16 +6,16 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from types import TracebackType
 from typing import Self
 
-from saltern.bench.bare_peer import BUFFER_BYTES, REQUEST, Operation, receive_exactly
+from saltern.bench.bare_peer import REQUEST, Operation, receive_exactly
 from saltern.errors import UnavailableError
 from saltern.keys import KEY_BYTES
 
 #: The bytes that a LOOKUP of the wire protocol adds to its keys, each way: header and msgpack envelope.
 LOOKUP_OVERHEAD_BYTES = 42
+_AROUND_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x20000"
 
 
 class BareSocket:
@@ -45,6 +45,11 @@ class BareSocket:
         self._peer.kill()
         self._peer.communicate()
 
+    @property
+    def pid(self) -> int:
+        """Of the process on the far side."""
+        return self._peer.pid
+
     def get(self, buffer: memoryview, size_bytes: int) -> None:
         """Receive ``len(buffer)`` bytes, as blocks of ``size_bytes``."""
         self._socket.sendall(REQUEST.pack(Operation.SEND, len(buffer) // size_bytes, size_bytes))
@@ -70,19 +75,34 @@ class BareSocket:
 
 
 class Memcpy:
-    """One thread copying blocks between two areas that are far larger than any cache."""
+    """One thread that copies blocks between two areas far larger than any cache; a context manager.
 
-    def __init__(self) -> None:
-        self._source = memoryview(bytearray(os.urandom(1024 * 1024)) * (BUFFER_BYTES // (1024 * 1024)))
-        self._target = memoryview(bytearray(BUFFER_BYTES))
-        self._start = 0
+    Args:
+        around_caches: with non-temporal stores, which need not read what they overwrite (GLIBC_TUNABLES,
+            x86_non_temporal_threshold); glibc takes them by itself only for copies larger than a part of the caches.
+    """
+
+    def __init__(self, *, around_caches: bool) -> None:
+        self._environment = {**os.environ, **({"GLIBC_TUNABLES": _AROUND_CACHES} if around_caches else {})}
+
+    def __enter__(self) -> Self:
+        self._peer = subprocess.Popen(
+            [sys.executable, "-m", "saltern.bench.memcpy_peer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=self._environment,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._peer.kill()
+        self._peer.communicate()
 
     def seconds_for(self, block_bytes: int, count: int) -> float:
         """Seconds to copy ``count`` blocks; each call goes on where the last one stopped."""
-        source, target = self._source, self._target
-        begin = time.perf_counter()
-        for _ in range(count):
-            start = self._start
-            target[start : start + block_bytes] = source[start : start + block_bytes]
-            self._start = (start + block_bytes) % BUFFER_BYTES
-        return time.perf_counter() - begin
+        assert self._peer.stdin is not None and self._peer.stdout is not None
+        self._peer.stdin.write(b"%d %d\n" % (block_bytes, count))
+        self._peer.stdin.flush()
+        return float(self._peer.stdout.readline())
