@@ -48,6 +48,8 @@ from saltern.sizes import format_size
 NODES_MAX: Final = 64
 _SOCKET_PATH_MAX_BYTES: Final = 107  # sockaddr_un.sun_path less its NUL
 _HOST: Final = "127.0.0.1"
+#: Nodes take two ports each from 7701 on; their metrics are beyond the last of them, 7901 and up.
+_METRICS_PORT_OFFSET: Final = 200
 _READY_TEXT: Final = """
 Saltern is ready: control plane on {endpoint}. In another terminal:
 
@@ -202,6 +204,7 @@ class _Stack:
             "--api-key-file": self._dir / "credentials" / NODE_KEY_FILE,
             "--listen": f"{_HOST}:{self._options.port(2 * number - 1)}",
             "--grpc-listen": f"{_HOST}:{self._options.port(2 * number)}",
+            "--metrics-listen": f"{_HOST}:{self._options.port(_METRICS_PORT_OFFSET + number)}",
             "--shm-path": sockets_dir / f"{name}.sock",
             "--dram-bytes": self._options.dram_bytes,
             "--state-dir": self._dir / name,

@@ -21,7 +21,7 @@ from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from dataplane.io.host_memory import HugePages
 from dataplane.log import configure_logging
 from dataplane.node import Node, NodeEndpoints, raise_descriptor_limit
-from dataplane.settings import ArenaSettings, NodeSettings, SsdSettings, parse_mode
+from dataplane.settings import METRICS_TENANTS_MAX, ArenaSettings, NodeSettings, SsdSettings, parse_mode
 from saltern.admin_client import ApiKey, read_api_key
 from saltern.core_files import forbid_core_files
 from saltern.endpoints import parse_endpoint
@@ -46,6 +46,19 @@ FIRST_POLICY_S: Final = 15.0
 )
 @click.option("--listen", envvar="SALTERN_NODE_LISTEN", default="127.0.0.1:7701", help="Wire protocol over TCP.")
 @click.option("--grpc-listen", envvar="SALTERN_NODE_GRPC_LISTEN", default="127.0.0.1:7702", help="gRPC CacheService.")
+@click.option(
+    "--metrics-listen",
+    envvar="SALTERN_NODE_METRICS_LISTEN",
+    default="127.0.0.1:7703",
+    help="Metrics and health over HTTP; 'off' for none.",
+)
+@click.option(
+    "--metrics-tenants-max",
+    envvar="SALTERN_NODE_METRICS_TENANTS_MAX",
+    type=click.IntRange(0, 10_000),
+    default=METRICS_TENANTS_MAX,
+    help="How many tenants metrics name; the others are summed up.",
+)
 @click.option(
     "--shm-path",
     envvar="SALTERN_NODE_SHM_PATH",
@@ -137,6 +150,8 @@ def serve_node(
     api_key_file: Path,
     listen: str,
     grpc_listen: str,
+    metrics_listen: str,
+    metrics_tenants_max: int,
     shm_path: Path | None,
     shm_mode: str,
     dram_bytes: str,
@@ -160,6 +175,8 @@ def serve_node(
         node_id=parse_node_id(node_id),
         listen=parse_endpoint(listen, what="--listen"),
         grpc_listen=parse_endpoint(grpc_listen, what="--grpc-listen"),
+        metrics_listen=None if metrics_listen == "off" else parse_endpoint(metrics_listen, what="--metrics-listen"),
+        metrics_tenants_max=metrics_tenants_max,
         dram_bytes=parse_size(dram_bytes, what="--dram-bytes"),
         shm_path=shm_path or state_dir / "node.sock",
         shm_mode=parse_mode(shm_mode),
@@ -222,6 +239,7 @@ async def _serve(
         client = await stack.enter_async_context(ControlClient(control, api_key, registration, node))
         if not await _until(stop, client.join(control_wait_s)):
             return
+        node.control = client.link
         # Stopped first of all on the way out: a leaving node must not register again over its successor.
         following = asyncio.create_task(client.run(), name="control client")
         stack.push_async_callback(_cancel, following)
@@ -230,7 +248,7 @@ async def _serve(
         if ready_file is not None:
             write_ready_file(ready_file, endpoints)
             stack.callback(ready_file.unlink, missing_ok=True)
-        for endpoint in (settings.listen, settings.grpc_listen):
+        for endpoint in settings.listening.values():
             if not endpoint.is_loopback:
                 _log.warning("listening in plain text beyond this host", endpoint=str(endpoint))
         _log.info(
@@ -238,6 +256,7 @@ async def _serve(
             node=endpoints.node_id,
             wire=endpoints.wire_endpoint,
             grpc=endpoints.grpc_endpoint,
+            metrics=endpoints.metrics_endpoint,
             dram=str(node.dram_start),
         )
         stopping = asyncio.create_task(stop.wait())
@@ -285,6 +304,7 @@ def write_ready_file(path: Path, endpoints: NodeEndpoints) -> None:
         "wire_endpoint": endpoints.wire_endpoint,
         "grpc_endpoint": endpoints.grpc_endpoint,
         "shm_path": endpoints.shm_path,
+        "metrics_endpoint": endpoints.metrics_endpoint,
         "pid": os.getpid(),
     }
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

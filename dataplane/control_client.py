@@ -26,6 +26,7 @@ import grpc
 import structlog
 
 from dataplane.core.usage import NodeUsage, PolicyApplied
+from dataplane.metrics.health import ControlLink
 from dataplane.policy_codec import decode_snapshot, encode_usage
 from saltern.admin.v1 import quotas_pb2
 from saltern.admin_client import ApiKey
@@ -106,6 +107,8 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         self._fencing_epoch = 0
         self._report_interval_s = 2.0
         self._report_soon = asyncio.Event()
+        #: How the line fares, for whoever watches the node.
+        self.link = ControlLink()
         #: Set once a policy has been applied.
         self.has_policy = asyncio.Event()
 
@@ -147,6 +150,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             except SalternError as error:
                 if isinstance(error, AbortedError):
                     self._fencing_epoch = 0  # another registration came since: register again
+                self.link.lost(monotonic(), error.reason)
                 if monotonic() - began_s > SETTLED_S:
                     backoff_s = BACKOFF_FIRST_S
                 # Jitter, so that the nodes of a cluster do not come back all at once.
@@ -210,8 +214,10 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         try:
             self._node.apply(*decode_snapshot(snapshot))
         except SalternError as error:
+            self.link.refused(snapshot.version, error.reason)
             _log.error("policy refused", version=snapshot.version, reason=error.reason, message=error.message)
             return str(error)
+        self.link.applied()
         self.has_policy.set()
         self._report_soon.set()
         return ""
@@ -286,10 +292,12 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
     async def _call(self, call: Awaitable[T]) -> T:
         """Await a call; raises its failure as an error of the tree."""
         try:
-            return await call
+            answer = await call
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, endpoint=self._endpoint) from None
         except asyncio.CancelledError:
             raise
         except Exception as error:
             raise InternalError(f"the call to {self._endpoint} failed: {type(error).__name__}") from error
+        self.link.heard()
+        return answer

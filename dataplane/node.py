@@ -18,6 +18,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from time import monotonic
 from typing import Final
 
 import structlog
@@ -29,6 +30,8 @@ from dataplane.io.batches import Blocks
 from dataplane.io.clock import Clock
 from dataplane.io.gate import Gate
 from dataplane.io.grpc_door import start_grpc_door
+from dataplane.io.health import HealthService, HealthWatch
+from dataplane.io.metrics_door import MetricsDoor
 from dataplane.io.session import NodeIdentity, NodeState
 from dataplane.io.session_table import Door, SessionTable
 from dataplane.io.shm import listen_unix, remove_socket_file
@@ -40,7 +43,12 @@ from dataplane.io.tcp import bound_endpoint, listen_tcp
 from dataplane.io.traffic import Traffic
 from dataplane.io.warm import DramStart, WarmRestart, open_arena
 from dataplane.io.workers import ThreadWorkers
+from dataplane.metrics.collector import NodeCollector, NodeFacts
+from dataplane.metrics.exposition import Exposition
+from dataplane.metrics.health import ControlLink, Health, judge
+from dataplane.metrics.loop_lag import LoopLag
 from dataplane.settings import NodeSettings, SsdSettings
+from saltern.endpoints import Endpoint
 from tenants.policy import NodePolicy
 from tenants.tokens import KeySet
 
@@ -56,6 +64,7 @@ class NodeEndpoints:
     grpc_endpoint: str
     shm_path: str
     host_id: str
+    metrics_endpoint: str = ""
 
 
 class Node:
@@ -84,6 +93,11 @@ class Node:
             traffic=Traffic(settings.limits, arena_bytes=settings.dram_bytes, clock=clock),
         )
         self._sessions = SessionTable(self._state, settings.limits)
+        self._policy_applied_unix_s = 0.0
+        #: How the line to the control plane fares; set by whoever holds the line.
+        self.control: ControlLink | None = None
+        self._lag = LoopLag()
+        self._health = HealthWatch(self._judge)
 
     @property
     def applied_version(self) -> int:
@@ -103,6 +117,9 @@ class Node:
         if self._warm is not None:
             self._warm.before_policy()
         applied = self._state.gate.apply(policy, key_set)
+        self._state.meters.retain(policy.tenants.keys())
+        self._policy_applied_unix_s = self._clock.unix_s()
+        self._health.refresh()
         if self._warm is not None:
             self._warm.after_policy()
         self._state.traffic.apply(policy)
@@ -130,6 +147,11 @@ class Node:
         """How the DRAM tier began: cold, or with what an earlier process left; known once a policy is in force."""
         return DramStart() if self._warm is None else self._warm.start
 
+    @property
+    def health(self) -> Health:
+        """Whether the node is ready, and what is not as it should be."""
+        return self._health.refresh()
+
     def check_invariants(self) -> None:
         """Recompute the books from what is there and assert that they agree (I8)."""
         self._core.check_invariants()
@@ -149,6 +171,11 @@ class Node:
             self._log_memory()
             if settings.ssd is not None:
                 self._state.blocks.ssd = await self._open_ssd(settings.ssd, stack)
+            self._lag.start()
+            stack.callback(self._lag.close)
+            self._health.start()
+            stack.callback(self._health.close)
+            metrics_endpoint = await self._open_metrics(settings.metrics_listen, stack)
             wire_listener = listen_tcp(settings.listen, option="--listen")
             doors = [Door(wire_listener, self._sessions, takes_descriptors=False)]
             stack.callback(doors[0].close)
@@ -158,7 +185,9 @@ class Node:
                 stack.callback(remove_socket_file, settings.shm_path)
                 doors.append(Door(shm_listener, self._sessions, takes_descriptors=True))
                 stack.callback(doors[1].close)
-            grpc_server, grpc_endpoint = await start_grpc_door(self._state, settings.grpc_listen)
+            grpc_server, grpc_endpoint = await start_grpc_door(
+                self._state, settings.grpc_listen, HealthService(self._health)
+            )
             stack.push_async_callback(grpc_server.stop, None)
             stack.callback(self._sessions.close)
             self._sessions.start()
@@ -171,11 +200,13 @@ class Node:
                 grpc_endpoint=str(grpc_endpoint.advertised(settings.advertise_host)),
                 shm_path=str(settings.shm_path or ""),
                 host_id=identity.host_id,
+                metrics_endpoint=metrics_endpoint,
             )
             try:
                 yield endpoints
             finally:
                 self._state.is_draining = True
+                self._health.refresh()
                 for door in doors:
                     door.close()
                 await asyncio.gather(grpc_server.stop(settings.drain_s), self._sessions.drain(settings.drain_s))
@@ -197,6 +228,50 @@ class Node:
                 huge_page_bytes=placement.huge_bytes,
                 numa_percent={str(node): share for node, share in placement.nodes.items()},
             )
+
+    async def _open_metrics(self, listen: Endpoint | None, stack: AsyncExitStack) -> str:
+        """Serve metrics and health until ``stack`` ends; return where, or an empty text for nowhere.
+
+        Raises:
+            FailedPreconditionError: PORT_TAKEN, ADDRESS_NOT_AVAILABLE.
+        """
+        if listen is None:
+            return ""
+        collector = NodeCollector(
+            self._core,
+            self._state.meters,
+            self._lag,
+            node=self.settings.node_id,
+            facts=lambda: self._facts(door),
+            tenants_max=self.settings.metrics_tenants_max,
+        )
+        listener = listen_tcp(listen, option="--metrics-listen")
+        door = MetricsDoor(listener, metrics=Exposition(collector).page, health=self._health.refresh)
+        stack.push_async_callback(door.close)
+        await door.open()
+        return str(bound_endpoint(listener).advertised(self.settings.advertise_host))
+
+    def _judge(self) -> Health:
+        ssd = self.ssd_status
+        return judge(
+            policy_version=self.applied_version,
+            is_draining=self._state.is_draining,
+            ssd_state=None if ssd is None else ssd.state.value,
+            ssd_reason="" if ssd is None else ssd.reason,
+            control=self.control,
+            now_s=monotonic(),
+        )
+
+    def _facts(self, door: MetricsDoor) -> NodeFacts:
+        ssd = self.ssd_status
+        return NodeFacts(
+            health=self.health,
+            policy_applied_unix_s=self._policy_applied_unix_s,
+            ssd_state=None if ssd is None else ssd.state.value,
+            control=self.control,
+            sessions_by_tenant=self._sessions.by_tenant,
+            http_requests=door.requests,
+        )
 
     async def _open_ssd(self, settings: SsdSettings, stack: AsyncExitStack) -> SsdStore:
         """Recover the SSD tier before a door opens; on the way out seal what is open and end its threads.

@@ -17,6 +17,7 @@ from saltern.names import NodeId
 MIB: Final = 1024 * 1024
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
 DRAM_MIN_BYTES: Final = MIB
+METRICS_TENANTS_MAX: Final = 200
 SSD_MIN_BYTES: Final = 16 * MIB
 
 
@@ -124,6 +125,8 @@ class NodeSettings:
         reservations: what of a reservation nobody else may take (I5).
         prefault: take the arena's memory at start instead of at first use.
         allow_plaintext: permit listening on other than loopback addresses without TLS.
+        metrics_listen: where metrics and health are served over HTTP; None for nowhere.
+        metrics_tenants_max: how many tenants metrics name; the others are summed up.
         advertise_host: name or address that clients reach this host by; the listen addresses' own if empty.
         drain_s: how long transfers that have begun may take after SIGTERM.
         ssd: the tier below DRAM; None for none.
@@ -140,6 +143,8 @@ class NodeSettings:
     reservations: Reservations = DEFAULT_RESERVATIONS
     prefault: bool = True
     allow_plaintext: bool = False
+    metrics_listen: Endpoint | None = None
+    metrics_tenants_max: int = METRICS_TENANTS_MAX
     advertise_host: str = ""
     drain_s: float = 5.0
     limits: SessionLimits = field(default_factory=SessionLimits)
@@ -148,7 +153,7 @@ class NodeSettings:
 
     def __post_init__(self) -> None:
         """Raises FailedPreconditionError: an address needs TLS; InvalidArgumentError: the arena is too small."""
-        for option, endpoint in (("--listen", self.listen), ("--grpc-listen", self.grpc_listen)):
+        for option, endpoint in self.listening.items():
             check_plaintext(endpoint, allow_plaintext=self.allow_plaintext, what=option)
         if self.dram_bytes < DRAM_MIN_BYTES:
             raise InvalidArgumentError(
@@ -156,6 +161,12 @@ class NodeSettings:
                 reason="DRAM_TOO_SMALL",
                 hint="give the node some memory, such as --dram-bytes 1GiB",
             )
+
+    @property
+    def listening(self) -> dict[str, Endpoint]:
+        """Every address that the node listens at, by the option that sets it."""
+        listening = {"--listen": self.listen, "--grpc-listen": self.grpc_listen}
+        return listening if self.metrics_listen is None else listening | {"--metrics-listen": self.metrics_listen}
 
 
 def parse_mode(text: str) -> int:

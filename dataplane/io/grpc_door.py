@@ -10,16 +10,20 @@ import asyncio
 import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from time import monotonic_ns
 from typing import Any, Final, TypeVar
 
 import grpc
 import structlog
 from google.protobuf.message import Message
+from grpc_health.v1 import health as health_service
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from dataplane.core.partition import Partition
 from dataplane.io.batches import GetBatch, PutBatch
+from dataplane.io.health import CACHE_SERVICE, HealthService
 from dataplane.io.session import NodeState
 from dataplane.io.tcp import bind_error
 from dataplane.metrics.meters import Transport
@@ -58,6 +62,9 @@ _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 _METADATA_MAX_BYTES: Final = 16 * 1024
 _TURN_BYTES: Final = 4 * 1024 * 1024
 _SCHEME: Final = "Bearer "
+#: Open to everybody: a probe has no token, and learns no more than that the node serves.
+_HEALTH_METHODS: Final = "/grpc.health.v1.Health/"
+_PROBE_LIMITS: Final = MessageLimits(bytes_max=4096, fields_max=16, wait_s=5)
 #: What a method is called on the wire protocol: latencies are counted under one name for both doors.
 _OPCODES: Final = {
     "/saltern.cache.v1.CacheService/PutBlocks": Opcode.PUT,
@@ -198,13 +205,18 @@ class TokenFirst(grpc.aio.ServerInterceptor):
     def __init__(self, node: NodeState) -> None:
         self._node = node
         self._meter = node.meters.doors[Transport.GRPC]
-        self._calls: Counter[TenantId | None] = Counter()
+        self._calls: Counter[str | None] = Counter()
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        method = handler_call_details.method
+        if method.startswith(_HEALTH_METHODS):
+            handler = await continuation(handler_call_details)
+            # A few at a time for all probes together: whoever asks is nobody.
+            return handler and take_in(handler, functools.partial(self._probe_place, method), _PROBE_LIMITS)
         try:
             if self._node.is_draining:
                 raise UnavailableError("the node is shutting down", reason="DRAINING", hint="use another node")
@@ -216,33 +228,46 @@ class TokenFirst(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        place = functools.partial(self._place, claims.tenant, _OPCODES.get(handler_call_details.method, Opcode.PING))
+        place = functools.partial(self._place, claims.tenant, _OPCODES.get(method, Opcode.PING))
         return take_in(handler, place, _MESSAGE_LIMITS)
 
     @asynccontextmanager
     async def _place(self, tenant: TenantId | None, opcode: int, context: Context) -> AsyncIterator[None]:
-        if self._calls[tenant] >= TENANT_CALLS_MAX:
+        async with self._counted(tenant, "the tenant has", context):
+            began_ns = monotonic_ns()
+            try:
+                yield
+            finally:
+                self._meter.observe(opcode, tenant, monotonic_ns() - began_ns)
+
+    def _probe_place(self, method: str, context: Context) -> AbstractAsyncContextManager[None]:
+        return self._counted(method, "all callers of this method together have", context)
+
+    @asynccontextmanager
+    async def _counted(self, who: str | None, words: str, context: Context) -> AsyncIterator[None]:
+        """A place among the calls of a tenant, or of a method that is open to everybody, while there is one."""
+        if self._calls[who] >= TENANT_CALLS_MAX:
             error = ResourceExhaustedError(
-                f"the tenant has {TENANT_CALLS_MAX} calls in progress on this node, and that is the limit",
+                f"{words} {TENANT_CALLS_MAX} calls in progress on this node, and that is the limit",
                 reason="TOO_MANY_CALLS",
                 hint="wait for answers, put more blocks into each call, or use the wire protocol",
                 retry_after_ms=1000,
             )
             self._meter.refused[error.reason] += 1
             await abort(context, error)
-        self._calls[tenant] += 1
-        began_ns = monotonic_ns()
+        self._calls[who] += 1
         try:
             yield
         finally:
-            self._meter.observe(opcode, tenant, monotonic_ns() - began_ns)
-            self._calls[tenant] -= 1
-            if not self._calls[tenant]:
-                del self._calls[tenant]
+            self._calls[who] -= 1
+            if not self._calls[who]:
+                del self._calls[who]
 
 
-async def start_grpc_door(node: NodeState, endpoint: Endpoint) -> tuple[grpc.aio.Server, Endpoint]:
-    """Serve CacheService; return the server and where it listens.
+async def start_grpc_door(
+    node: NodeState, endpoint: Endpoint, health: HealthService
+) -> tuple[grpc.aio.Server, Endpoint]:
+    """Serve CacheService, the node's health and reflection; return the server and where it listens.
 
     Raises:
         FailedPreconditionError: the port is taken or the address is not this host's.
@@ -262,6 +287,8 @@ async def start_grpc_door(node: NodeState, endpoint: Endpoint) -> tuple[grpc.aio
         ],
     )
     cache_pb2_grpc.add_CacheServiceServicer_to_server(CacheService(node), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    reflection.enable_server_reflection([CACHE_SERVICE, health_service.SERVICE_NAME, reflection.SERVICE_NAME], server)
     try:
         port = server.add_insecure_port(str(endpoint))
     except RuntimeError as error:

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import socket
 from collections import Counter
+from collections.abc import Mapping
 from time import monotonic
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -42,6 +44,11 @@ class SessionTable:
 
     def __len__(self) -> int:
         return len(self._connections)
+
+    @property
+    def by_tenant(self) -> Mapping[TenantId, int]:
+        """How many sessions are open of each tenant that has any."""
+        return MappingProxyType(self._by_tenant)
 
     async def drain(self, limit_s: float) -> None:
         """Close idle sessions and wait until the others have answered what they are at, at most ``limit_s``."""

@@ -245,6 +245,7 @@ class Deployment:
         arguments = [
             *("--node-id", "node-1", "--control", self.endpoint, "--api-key-file", str(self._node_key)),
             *("--listen", f"127.0.0.1:{self._port}", "--grpc-listen", "127.0.0.1:0"),
+            *("--metrics-listen", "off"),
             *("--dram-bytes", str(DRAM_BYTES), "--state-dir", str(self.state_dir)),
             *("--shm-path", str(self.folder / "node.sock"), "--no-prefault"),
         ]

@@ -55,7 +55,8 @@ def serve_node(folder: Path, control: str, secret: str | None, *arguments: str) 
         key_file.write_text(secret)
     command = [sys.executable, "-m", "saltern", "serve", "node", "--node-id", "node-1", "--control", control]
     command += ["--api-key-file", str(key_file), "--state-dir", str(folder), "--ready-file", str(ready_file)]
-    command += ["--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--dram-bytes", "32MiB", *arguments]
+    command += ["--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]
+    command += ["--dram-bytes", "32MiB", *arguments]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SALTERN_")}
     with subprocess.Popen(command, env=clean, stderr=subprocess.PIPE, text=True) as process:
         try:

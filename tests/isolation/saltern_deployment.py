@@ -185,7 +185,16 @@ def running_deployment(
             key_file.write_text(admin.call(admin.credentials.CreateApiKey, request).secret)
             arguments = [
                 *("node", "--node-id", "node-1", "--control", deployment.endpoint, "--api-key-file", str(key_file)),
-                *("--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--dram-bytes", str(capacity_bytes)),
+                *(
+                    "--listen",
+                    "127.0.0.1:0",
+                    "--grpc-listen",
+                    "127.0.0.1:0",
+                    "--metrics-listen",
+                    "off",
+                    "--dram-bytes",
+                    str(capacity_bytes),
+                ),
                 *("--state-dir", str(folder / "node"), "--shm-path", str(folder / "node.sock"), "--no-prefault"),
             ]
             stack.callback(Served(arguments, {}, folder, "node").stop)

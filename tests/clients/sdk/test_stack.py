@@ -47,6 +47,7 @@ def real_node(control: str, api_key: str, folder: Path) -> Iterator[None]:
     command = [
         *(sys.executable, "-m", "saltern", "serve", "node", "--node-id", "node-1", "--control", control),
         *("--api-key-file", str(key_file), "--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0"),
+        *("--metrics-listen", "off"),
         *("--dram-bytes", "64MiB", "--state-dir", str(folder / "node"), "--no-prefault"),
         *("--ready-file", str(ready_file)),
     ]
