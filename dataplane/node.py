@@ -47,8 +47,10 @@ from dataplane.metrics.collector import NodeCollector, NodeFacts
 from dataplane.metrics.exposition import Exposition
 from dataplane.metrics.health import ControlLink, Health, judge
 from dataplane.metrics.loop_lag import LoopLag
+from dataplane.metrics.readings import Rates
 from dataplane.settings import NodeSettings, SsdSettings
 from saltern.endpoints import Endpoint
+from saltern.names import TenantId
 from tenants.policy import NodePolicy
 from tenants.tokens import KeySet
 
@@ -270,7 +272,20 @@ class Node:
             ssd_state=None if ssd is None else ssd.state.value,
             control=self.control,
             sessions_by_tenant=self._sessions.by_tenant,
+            rates=self._rates_of,
             http_requests=door.requests,
+        )
+
+    def _rates_of(self, tenant: TenantId) -> Rates | None:
+        traffic = self._state.traffic.tenants.get(tenant)
+        if traffic is None:
+            return None
+        return Rates(
+            waiting=traffic.waiting,
+            delayed=traffic.rates.delayed,
+            refused=traffic.rates.refused,
+            waited_ns=traffic.throttled_ns,
+            served_bytes=traffic.served_bytes,
         )
 
     async def _open_ssd(self, settings: SsdSettings, stack: AsyncExitStack) -> SsdStore:

@@ -54,6 +54,9 @@ HELD_BYTES = Family("held_bytes", "gauge", "DRAM that cannot be evicted now: bei
 SSD_LIVE_BYTES = Family("ssd_live_bytes", "gauge", "Records on SSD that can be read.", _T)
 SSD_LEAVING_BYTES = Family("ssd_leaving_bytes", "gauge", "Files on SSD that are being removed; still charged.", _T)
 SSD_SEGMENTS = Family("ssd_segments", "gauge", "Files on SSD.", _T)
+WAITING_REQUESTS = Family(
+    "waiting_requests", "gauge", "Requests that wait for the tenant's rates or bytes in flight.", _T
+)
 TENANT_SESSIONS = Family("tenant_sessions", "gauge", "Open sessions of the wire protocol.", _T)
 
 # ---- what happened to them
@@ -79,6 +82,10 @@ SSD_EVICTIONS = Family("ssd_evictions", "counter", "Entries lost to a reclaim of
 SSD_LOST = Family("ssd_lost", "counter", "Entries given up because their file could not be made durable.", _T)
 TENANT_REQUESTS = Family("tenant_requests", "counter", "Requests answered.", _OPERATION)
 TENANT_SECONDS = Family("tenant_request_seconds", "counter", "Time that requests took, all together.", _OPERATION)
+SERVED_BYTES = Family("served_bytes", "counter", "Bytes of entries moved to and from clients.", _T)
+RATE_DELAYED = Family("rate_delayed_requests", "counter", "Requests that waited for the tenant's rates.", _T)
+RATE_REFUSED = Family("rate_refused_requests", "counter", "Requests refused for the tenant's rates.", _T)
+RATE_WAIT_SECONDS = Family("rate_wait_seconds", "counter", "How long requests waited for the tenant's rates.", _T)
 
 # ---- doors
 _DOOR: Final = ("transport",)

@@ -20,13 +20,13 @@ from dataplane.metrics.labels import OTHER, Ledger, TenantLabels
 from dataplane.metrics.loop_lag import LoopLag
 from dataplane.metrics.meters import BUCKETS_S, Histogram, Meters, Transport
 from dataplane.metrics.pace import Pace
-from dataplane.metrics.readings import Readings, Series
+from dataplane.metrics.readings import Rates, Readings, Series
 from saltern.names import TenantId
 
 #: Tenants whose books are taken at once.
 _TENANTS_AT_ONCE: Final = 16
 #: Families whose numbers are kept in nanoseconds and exposed in seconds.
-_IN_NANOSECONDS: Final = frozenset({catalog.TENANT_SECONDS})
+_IN_NANOSECONDS: Final = frozenset({catalog.TENANT_SECONDS, catalog.RATE_WAIT_SECONDS})
 _SSD_STATES: Final = ("ok", "degraded", "read-only", "off")
 
 
@@ -38,6 +38,7 @@ class NodeFacts:
         policy_applied_unix_s: when the policy in force was applied; 0 before the first.
         ssd_state: None without an SSD tier.
         control: None where nobody follows a control plane.
+        rates: of a tenant; None if it has done nothing yet.
     """
 
     health: Health
@@ -45,6 +46,7 @@ class NodeFacts:
     ssd_state: str | None
     control: ControlLink | None
     sessions_by_tenant: Mapping[TenantId, int]
+    rates: Callable[[TenantId], Rates | None]
     http_requests: Mapping[int, int]
 
 
@@ -82,7 +84,7 @@ class NodeCollector:
         self._add_node(sheet, facts, pace)
         self._add_doors(sheet)
         await pace.breathe()
-        await self._add_tenants(sheet, facts.sessions_by_tenant, pace)
+        await self._add_tenants(sheet, facts, pace)
         return [*sheet.metrics.values(), *self._process.collect(), *GC_COLLECTOR.collect()]
 
     def _add_node(self, sheet: _Sheet, facts: NodeFacts, pace: Pace) -> None:
@@ -123,7 +125,7 @@ class NodeCollector:
             for reason, count in door.turned_away.items():
                 sheet.add(catalog.TURNED_AWAY, count, (transport.value, reason))
 
-    async def _add_tenants(self, sheet: _Sheet, sessions: Mapping[TenantId, int], pace: Pace) -> None:
+    async def _add_tenants(self, sheet: _Sheet, facts: NodeFacts, pace: Pace) -> None:
         tenants = self._core.tenants()
         must_choose = self._labels.retain(tenants)
         self._ledger.retain(tenants)
@@ -133,7 +135,7 @@ class NodeCollector:
         others: Readings = {}
         for at in range(0, len(tenants), _TENANTS_AT_ONCE):
             for tenant, usage in self._core.usage(tenants[at : at + _TENANTS_AT_ONCE]).tenants.items():
-                self._add_tenant(sheet, tenant, usage, sessions.get(tenant, 0), others)
+                self._add_tenant(sheet, tenant, usage, facts, others)
                 await pace.breathe()
         if must_choose or self._ledger.other:
             sheet.add_readings(others, OTHER)
@@ -141,10 +143,13 @@ class NodeCollector:
         sheet.add(catalog.TENANTS, len(tenants))
         sheet.add(catalog.TENANTS_LABELLED, len(self._labels))
 
-    def _add_tenant(self, sheet: _Sheet, tenant: TenantId, usage: TenantUsage, sessions: int, others: Readings) -> None:
+    def _add_tenant(
+        self, sheet: _Sheet, tenant: TenantId, usage: TenantUsage, facts: NodeFacts, others: Readings
+    ) -> None:
         is_labelled = tenant in self._labels
-        gauges = readings.gauges(usage, sessions)
-        counted = readings.counters(usage, self._meters.spent(tenant))
+        rates = facts.rates(tenant)
+        gauges = readings.gauges(usage, facts.sessions_by_tenant.get(tenant, 0), rates)
+        counted = readings.counters(usage, self._meters.spent(tenant), rates)
         own = self._ledger.account(tenant, counted, is_labelled=is_labelled)
         if is_labelled:
             sheet.add_readings(gauges, tenant)

@@ -114,15 +114,16 @@ class Ledger:
 
     def account(self, tenant: TenantId, counted: Readings, *, is_labelled: bool) -> Mapping[Series, int]:
         """Take over a tenant's counters as they stand now; return what is exposed under its own name."""
-        before = self._seen.get(tenant, {})
-        if any(counted.get(series, 0) < value for series, value in before.items()):
-            before = {}  # forgotten and begun anew since: all that it has counted is new
+        seen = self._seen.setdefault(tenant, {})
         own = self._own.setdefault(tenant, Counter()) if is_labelled else self.other
         for series, value in counted.items():
-            increment = value - before.get(series, 0)
+            before = seen.get(series, 0)
+            # Less than before: who counts it has forgotten the tenant and begun anew, so all of it is new.
+            increment = value - before if value >= before else value
             if increment or is_labelled:
                 own[series] += increment
-        self._seen[tenant] = {series: value for series, value in counted.items() if value}
+            if value or before:
+                seen[series] = value
         return own if is_labelled else {}
 
     def retain(self, tenants: Collection[TenantId]) -> None:

@@ -6,6 +6,7 @@ A series is a family and the values of its labels, without the tenant: whose it 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from dataplane.core.usage import SsdUsage, TenantUsage
@@ -22,7 +23,25 @@ _SSD: Final = ("ssd",)
 _KEY_COST_BYTES: Final = 4096
 
 
-def gauges(usage: TenantUsage, sessions: int) -> Readings:
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a tenant's rates did to its requests; all but ``waiting`` only grow.
+
+    Attributes:
+        waiting: requests that wait now.
+        delayed, refused: requests that had to wait, and that were refused.
+        waited_ns: how long they waited, all together.
+        served_bytes: bytes of entries moved.
+    """
+
+    waiting: int
+    delayed: int
+    refused: int
+    waited_ns: int
+    served_bytes: int
+
+
+def gauges(usage: TenantUsage, sessions: int, rates: Rates | None) -> Readings:
     """What one tenant has now."""
     found = {
         (catalog.USED_BYTES, _DRAM): usage.used_bytes,
@@ -35,6 +54,7 @@ def gauges(usage: TenantUsage, sessions: int) -> Readings:
         (catalog.IN_FLIGHT_BYTES, ()): usage.in_flight_bytes,
         (catalog.HELD_BYTES, ()): usage.held_bytes,
         (catalog.TENANT_SESSIONS, ()): sessions,
+        (catalog.WAITING_REQUESTS, ()): 0 if rates is None else rates.waiting,
     }
     return found if usage.ssd is None else found | _ssd_gauges(usage.ssd)
 
@@ -53,7 +73,7 @@ def _ssd_gauges(ssd: SsdUsage) -> Readings:
     }
 
 
-def counters(usage: TenantUsage, spent: Spent | None) -> Readings:
+def counters(usage: TenantUsage, spent: Spent | None, rates: Rates | None) -> Readings:
     """What has happened for one tenant: each only grows, until the node forgets the tenant."""
     counted = usage.counters
     found: Readings = {
@@ -87,6 +107,11 @@ def counters(usage: TenantUsage, spent: Spent | None) -> Readings:
             if requests:
                 found[catalog.TENANT_REQUESTS, (operation.value,)] = requests
                 found[catalog.TENANT_SECONDS, (operation.value,)] = total_ns
+    if rates is not None:
+        found[catalog.SERVED_BYTES, ()] = rates.served_bytes
+        found[catalog.RATE_DELAYED, ()] = rates.delayed
+        found[catalog.RATE_REFUSED, ()] = rates.refused
+        found[catalog.RATE_WAIT_SECONDS, ()] = rates.waited_ns
     return found
 
 

@@ -80,6 +80,7 @@ class StaticNode:
         self.endpoints = endpoints
         self.wire_endpoint = endpoints.wire_endpoint
         self.grpc_endpoint = endpoints.grpc_endpoint
+        self.metrics_endpoint = endpoints.metrics_endpoint
         self.shm_path = endpoints.shm_path
         self.signing_key = Ed25519PrivateKey.generate()
         self.key_set = KeySet(issuer=ISSUER, keys={KID: self.signing_key.public_key()})
@@ -166,9 +167,11 @@ def static_node(
     ssd: SsdSettings | None = None,
     arena: ArenaSettings | None = None,
     drain_s: float = 5.0,
+    metrics_tenants_max: int | None = None,
 ) -> Iterator[StaticNode]:
     """Run a node with the given tenants (one tenant ``acme`` with the namespace ``chat`` by default).
 
+    ``metrics_tenants_max`` opens the metrics door, with so many tenants by name.
     ``prefault`` takes the arena's memory at start, as a real node does: wanted where speed is measured.
     """
     with tempfile.TemporaryDirectory(prefix="saltern-node-") as folder:
@@ -183,6 +186,8 @@ def static_node(
             ssd=ssd,
             arena=arena or ArenaSettings(),
             drain_s=drain_s,
+            metrics_listen=None if metrics_tenants_max is None else Endpoint("127.0.0.1", 0),
+            metrics_tenants_max=metrics_tenants_max or 0,
         )
         node = Node(settings, clock=clock)
         ready = threading.Event()
