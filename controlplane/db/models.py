@@ -359,8 +359,8 @@ class Node(Base):
 class NodeUsage(Base):
     """What the cache did for one tenant on one node since that node started: absolute counters, never increments.
 
-    The columns of ``USAGE_MAPS`` are objects of counters by name, which nodes of a later version may add to. ``ssd``: an
-    object with the fields of ``SsdActivity``; NULL without an SSD tier.
+    The columns of ``USAGE_MAPS`` are objects of counters by name, which nodes of a later version may add to.
+    ``ssd``: an object with the fields of ``SsdActivity``; NULL without an SSD tier.
     """
 
     __tablename__ = "node_usage"

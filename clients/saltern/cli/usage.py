@@ -9,21 +9,20 @@ import click
 from saltern.cli.parameters import TENANT
 from saltern.cli.render import (
     Table,
-    bar,
     enum_word,
     local_time,
     message_dict,
     print_json,
     print_messages,
-    ratio_text,
 )
-from saltern.cli.settings import Command, Group, Settings, settings_of
+from saltern.cli.settings import Command, Group, settings_of
 from saltern.cli.stack import connect
+from saltern.cli.usage_tables import print_reasons, print_usages
 from saltern.names import TenantId, tenant_name
 from saltern.sizes import format_size
 
 if TYPE_CHECKING:
-    from saltern.admin.v1.usage_pb2 import Node, Usage
+    from saltern.admin.v1.usage_pb2 import Node
     from saltern.admin_client import AdminClient
 
 
@@ -31,9 +30,11 @@ if TYPE_CHECKING:
 @click.argument("tenant_id", metavar="[TENANT]", type=TENANT, required=False)
 @click.pass_context
 def usage(ctx: click.Context, tenant_id: TenantId | None) -> None:
-    """Show usage against quota, hit rate, bytes moved, evictions and refusals.
+    """Show usage against quota, hit rate, bytes moved, refusals, and evictions by whom.
 
-    Of TENANT; without it of every tenant (platform-admin) or of the key's own. The tick in the bar is the reservation.
+    Of TENANT, with the causes of evictions, the reasons of refusals and what SSD did; without it of every tenant
+    (platform-admin) or of the key's own. The tick in the bar is the reservation; what of it is not used is lent, what
+    is used past it is borrowed. Counts are since each node started.
     """
     from saltern.admin.v1.usage_pb2 import GetUsageRequest
 
@@ -41,7 +42,9 @@ def usage(ctx: click.Context, tenant_id: TenantId | None) -> None:
     names = [tenant_name(tenant_id)] if tenant_id else _visible_tenants(admin)
     usages = [admin.call(admin.usage.GetUsage, GetUsageRequest(tenant=name)) for name in names]
     if not settings.json:
-        _print_table(settings, usages)
+        print_usages(settings, usages)
+        if tenant_id:
+            print_reasons(settings, usages[0])
     elif tenant_id:
         print_json(message_dict(usages[0]))
     else:
@@ -54,41 +57,6 @@ def _visible_tenants(admin: AdminClient) -> list[str]:
     if admin.tenant_id:
         return [tenant_name(TenantId(admin.tenant_id))]
     return [item.name for item in admin.iterate(admin.tenants.ListTenants, ListTenantsRequest(), "tenants")]
-
-
-def _print_table(settings: Settings, usages: list[Usage]) -> None:
-    from saltern.admin.v1.quotas_pb2 import Tier
-
-    right = ("USED", "RESERVED", "LIMIT", "ENTRIES", "HIT RATE", "GET", "PUT", "EVICTIONS", "REFUSED")
-    table = Table(
-        "TENANT", "TIER", "USE", "USED", "RESERVED", "LIMIT", "ENTRIES", "HIT RATE", "GET", "PUT", "EVICTIONS",
-        "REFUSED", "REPORTED", right=right,
-    )  # fmt: skip
-    for item in usages:
-        counters = (
-            ratio_text(item.get_hits, item.get_hits + item.get_misses),
-            format_size(item.get_bytes),
-            format_size(item.put_bytes),
-            item.evictions,
-            item.puts_refused,
-            local_time(item.report_time) or "never",
-        )
-        name = item.tenant.removeprefix("tenants/")
-        shown = [tier for tier in item.tiers if tier.limit_bytes or tier.used_bytes]
-        for index, tier in enumerate(shown):
-            table.add(
-                name if index == 0 else " ",
-                enum_word(Tier, tier.tier, "TIER_"),
-                bar(tier.used_bytes, tier.limit_bytes, tier.reserved_bytes),
-                format_size(tier.used_bytes),
-                format_size(tier.reserved_bytes),
-                format_size(tier.limit_bytes),
-                tier.entries,
-                *(counters if index == 0 else [" "] * len(counters)),
-            )
-        if not shown:
-            table.add(name, "", "no quota", "", "", "", "", *counters)
-    table.print(settings)
 
 
 @click.group("node", cls=Group)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from saltern.demo.stack import Stack
 from saltern.demo.usage_watch import UsageWatch
 from saltern.errors import UnauthenticatedError
 from saltern.keys import BlockHash
-from saltern.results import Stored
+from saltern.results import Error, Stored
 
 Saltern = Callable[..., Any]
 MIB = 1024 * 1024
@@ -271,6 +271,12 @@ def test_on_a_terminal_deleting_asks_and_no_means_no(stack: Stack, saltern: Salt
     assert saltern("tenant", "get", tenant).code == 0
 
 
+def wait_until_served(client: Client) -> None:
+    """Wait until the node has heard of the client's namespace, which was made a moment ago."""
+    while isinstance(client.get_many(client.block_keys([BlockHash(b"none")]))[0], Error):
+        time.sleep(0.02)
+
+
 def test_a_quota_below_use_is_refused_unless_asked_for(
     saltern: Saltern, stack: Stack, tenant: str, tmp_path: Path
 ) -> None:
@@ -279,6 +285,7 @@ def test_a_quota_below_use_is_refused_unless_asked_for(
     with Client(
         control=stack.control, api_key=path.read_text().strip(), namespace="chat", deadline_ms=10_000
     ) as client:
+        wait_until_served(client)
         keys = client.block_keys(BlockHash(b"%d" % number) for number in range(64))
         assert client.put_many((key, bytes(64 * 1024)) for key in keys) == [Stored()] * 64
     with AdminClient(stack.control, read_api_key(stack.admin_api_key_file)) as admin:
@@ -291,6 +298,57 @@ def test_a_quota_below_use_is_refused_unless_asked_for(
     assert refused.code == 5
     assert refused.err.splitlines()[1].startswith("hint: ")
     assert saltern(*lower, "--allow-below-use").code == 0
+
+
+def test_rates_are_set_one_by_one_and_shown(saltern: Saltern, tenant: str) -> None:
+    assert "none" in saltern("quota", "get", tenant).out
+    set_rates = ("quota", "set", tenant, "-o", "json")
+    saltern(*set_rates, "--operations-per-s", "1000", "--ssd-write-bytes-per-s", "3MiB")
+    changed = saltern(*set_rates, "--bytes-per-s", "1.5GiB").json
+    assert changed["rates"] == {
+        "operationsPerS": "1000", "bytesPerS": str(1536 * MIB), "ssdWriteBytesPerS": str(3 * MIB),
+    }  # fmt: skip
+    assert changed["tiers"][0]["limitBytes"] == str(8 * MIB)
+    assert saltern(*set_rates, "--weight", "200").json["rates"] == changed["rates"]
+    shown = saltern("quota", "get", tenant).out
+    assert "1000/s" in shown and "1.5 GiB/s" in shown and "3 MiB/s" in shown
+    stale = saltern(*set_rates, "--operations-per-s", "1", "--etag", changed["etag"])
+    assert stale.code == 5
+    lifted = saltern(*set_rates, "--operations-per-s", "0", "--bytes-per-s", "0", "--ssd-write-bytes-per-s", "0")
+    assert set(lifted.json["rates"].values()) == {"0"}
+    assert saltern(*set_rates, "--bytes-per-s", "2TiB").code == 2  # above what the service takes
+
+
+def test_a_tenant_sees_who_evicted_it_and_why_puts_were_refused(
+    saltern: Saltern, stack: Stack, tenant: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "w.key"
+    saltern("key", "create", "w", "--tenant", tenant, "--role", "writer", "--save", str(path))
+    secret, block = path.read_text().strip(), bytes(64 * 1024)
+    with Client(control=stack.control, api_key=secret, namespace="chat", deadline_ms=10_000) as client:
+        wait_until_served(client)
+        keys = (client.block_keys([BlockHash(b"%d" % number)])[0] for number in count())
+        assert client.put_many((key, block) for key in islice(keys, 140)) == [Stored()] * 140  # the limit holds 128
+        lower = ("--dram-limit", "32KiB", "--dram-reserved", "32KiB", "--allow-below-use")
+        assert saltern("quota", "set", tenant, *lower).code == 0
+        while client.put_many([(next(keys), block)]) == [Stored()]:
+            pass  # until the node has the new limit, which holds no block
+    with AdminClient(stack.control, read_api_key(stack.admin_api_key_file)) as admin:
+        with UsageWatch(admin, [tenant]) as watch:
+            watch.wait_for_reports_after(time.time())
+    usage = saltern("usage", tenant, "--api-key-file", str(path), "-o", "json").json
+    causes = {cause: int(count) for cause, count in usage["evictionsByCause"].items()}
+    assert causes["own-limit"] >= 1 and causes["quota"] >= 1 and causes.keys() <= {"own-limit", "quota", "soft-mark"}
+    assert sum(causes.values()) == int(usage["evictions"])
+    (held,) = [tier for tier in usage["tiers"] if tier["tier"] == "TIER_DRAM"]
+    assert (held["usedBytes"], held["lentBytes"], held["borrowedBytes"]) == ("0", str(32 * 1024), "0")
+    assert usage["refusedByReason"] == {"ENTRY_TOO_LARGE": "1"} and usage["putsRefused"] == "1"
+    shown = saltern("usage", tenant).out
+    headings = [line.split()[0] for line in shown.splitlines() if line[:1].isupper()]
+    assert headings == ["TENANT", "TENANT", "WHAT"]
+    assert re.search(r"put refused +ENTRY_TOO_LARGE +1", shown) and re.search(r"evicted +own-limit +\d+", shown)
+    everybody = saltern("usage").out
+    assert "BY NEIGHBOURS" in everybody and "put refused" not in everybody
 
 
 def test_each_tier_has_its_quota(saltern: Saltern, tenant: str) -> None:

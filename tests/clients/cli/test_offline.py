@@ -127,6 +127,10 @@ def test_global_options_work_before_and_after_the_command_and_beat_the_environme
         (("quota", "set", "alpha", "--dram-limit", "nan"), "whole number of bytes"),
         (("quota", "set", "alpha", "--weight", "0"), "1<=x<=1000"),
         (("quota", "set", "alpha", "--weight", "99999999999999999999"), "1<=x<=1000"),
+        (("quota", "set", "alpha", "--operations-per-s", "-1"), "0<=x<=1099511627776"),
+        (("quota", "set", "alpha", "--operations-per-s", "1KiB"), "not a valid integer"),
+        (("quota", "set", "alpha", "--bytes-per-s", "-1"), "whole number of bytes"),
+        (("quota", "set", "alpha", "--ssd-write-bytes-per-s", "fast"), "whole number of bytes"),
         (("namespace", "create", "a", "b"), "Missing option"),
         (
             ("namespace", "create", "a", "b", "--model-fingerprint", "m", "--block-tokens", "x", "--block-bytes", "1"),

@@ -1,0 +1,113 @@
+"""``saltern usage`` as tables: what is held on each tier, what the cache did, and for one tenant why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from saltern.cli.render import Table, bar, enum_word, local_time, ratio_text
+from saltern.cli.settings import Settings
+from saltern.sizes import format_size
+
+if TYPE_CHECKING:
+    from saltern.admin.v1.usage_pb2 import Usage
+
+#: Causes of evictions that the tenant's own puts and limit are behind.
+_OWN: Final = ("own-limit", "own-put", "soft-mark")
+_NEIGHBOUR: Final = "neighbour"
+_QUOTA: Final = "quota"
+
+
+def print_usages(settings: Settings, usages: list[Usage]) -> None:
+    """Two tables, a row or more for each of ``usages``: by tier, and by what happened."""
+    held = Table(
+        "TENANT", "TIER", "USE", "USED", "RESERVED", "LIMIT", "LENT", "BORROWED", "ENTRIES",
+        right=("USED", "RESERVED", "LIMIT", "LENT", "BORROWED", "ENTRIES"),
+    )  # fmt: skip
+    counts = ("HIT RATE", "GET", "PUT", "REFUSED", "EVICTED", "BY OWN", "BY NEIGHBOURS", "BY QUOTA", "TAKEN")
+    happened = Table("TENANT", *counts, "REPORTED", right=counts)
+    for item in usages:
+        name = item.tenant.removeprefix("tenants/")
+        for index, row in enumerate(_tier_rows(item)):
+            held.add(name if index == 0 else " ", *row)
+        causes = item.evictions_by_cause
+        happened.add(
+            name,
+            ratio_text(item.get_hits, item.get_hits + item.get_misses),
+            format_size(item.get_bytes),
+            format_size(item.put_bytes),
+            item.puts_refused,
+            item.evictions,
+            sum(causes.get(cause, 0) for cause in _OWN),
+            causes.get(_NEIGHBOUR, 0),
+            causes.get(_QUOTA, 0),
+            item.taken_entries,
+            local_time(item.report_time) or "never",
+        )
+    held.print(settings)
+    if usages:
+        click.echo()
+        happened.print(settings)
+
+
+def print_reasons(settings: Settings, item: Usage) -> None:
+    """One table of why: what left and by whom, what was refused, what SSD took; nothing where nothing happened."""
+    table = Table("WHAT", "WHY", "COUNT", "BYTES", right=("COUNT", "BYTES"))
+    rows = list(_reason_rows(item))
+    for row in rows:
+        table.add(*row)
+    if rows:
+        click.echo()
+        table.print(settings)
+
+
+def _tier_rows(item: Usage) -> Iterator[tuple[object, ...]]:
+    from saltern.admin.v1.quotas_pb2 import Tier
+
+    shown = [tier for tier in item.tiers if tier.limit_bytes or tier.used_bytes]
+    for tier in shown:
+        yield (
+            enum_word(Tier, tier.tier, "TIER_"),
+            bar(tier.used_bytes, tier.limit_bytes, tier.reserved_bytes),
+            format_size(tier.used_bytes),
+            format_size(tier.reserved_bytes),
+            format_size(tier.limit_bytes),
+            format_size(tier.lent_bytes),
+            format_size(tier.borrowed_bytes),
+            tier.entries,
+        )
+    if not shown:
+        yield ("", "no quota", "", "", "", "", "", "")
+
+
+def _reason_rows(item: Usage) -> Iterator[tuple[object, ...]]:
+    for cause, count in _largest_first(item.evictions_by_cause):
+        yield "evicted", cause, count, format_size(item.evicted_bytes_by_cause.get(cause, 0))
+    if item.taken_entries:
+        yield "taken from others", "", item.taken_entries, format_size(item.taken_bytes)
+    for reason, count in _largest_first(item.refused_by_reason):
+        yield "put refused", reason, count, ""
+    ssd = item.ssd
+    if ssd.reads:
+        yield "read from SSD", "", ssd.reads, format_size(ssd.read_bytes)
+    if ssd.read_failures:
+        yield "not readable on SSD", "", ssd.read_failures, ""
+    if ssd.demotions:
+        yield "demoted to SSD", "", ssd.demotions, format_size(ssd.demoted_bytes)
+    for reason, count in _largest_first(item.demotions_dropped_by_reason):
+        yield "not demoted", reason, count, ""
+    if ssd.relocations:
+        yield "kept in a reclaim", "", ssd.relocations, ""
+    if ssd.evictions:
+        yield "evicted from SSD", "", ssd.evictions, ""
+    if ssd.lost:
+        yield "lost on SSD", "", ssd.lost, ""
+    if ssd.written_bytes:
+        yield "written to SSD", "", "", format_size(ssd.written_bytes)
+
+
+def _largest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Names that happened, the most frequent first; ties by name, so that two runs print the same."""
+    return sorted(((name, count) for name, count in counts.items() if count), key=lambda item: (-item[1], item[0]))
