@@ -12,7 +12,13 @@ from typing import Final
 TURN_WORK: Final = 4 * 1024
 #: Any request: a frame read, decoded, checked at the gate, answered: 25 us.
 REQUEST_WORK: Final = 64 * 1024
-#: A key of a lookup: 0.2 us.
-LOOKUP_KEY_WORK: Final = 512
-#: A key of a put, a get or a delete, found or not: 1.5 us.
-ENTRY_WORK: Final = 4 * 1024
+#: A key of a lookup: 0.05 us.
+LOOKUP_KEY_WORK: Final = 128
+#: A key of a get, found or not: 2.5 us.
+GET_WORK: Final = 6 * 1024
+#: A key of a delete: 3.5 us.
+DELETE_WORK: Final = 8 * 1024
+#: An entry admitted and published: 10 us.
+PUT_WORK: Final = 24 * 1024
+#: An entry touched after its put: 0.5 us.
+TOUCH_WORK: Final = 1024

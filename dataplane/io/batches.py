@@ -6,12 +6,13 @@ compares sums and publishes it (I6, I7). A get holds its entries by pins until :
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from dataplane.core.cache import CacheCore
 from dataplane.core.entry import Pin, PutRefused, PutTicket
 from dataplane.core.partition import Partition
+from dataplane.core.work import GET_WORK, TOUCH_WORK
 from dataplane.io.arena import Arena
 from dataplane.io.clock import Clock
 from dataplane.io.ssd import SsdStore
@@ -20,6 +21,8 @@ from saltern import wire
 from saltern.errors import DataLossError, SalternError, StatusCode
 from saltern.keys import BlockKey
 
+#: Of a batch so many keys are handled in one go, less than 1 ms, before others may have a turn.
+SLICE_KEYS: Final = 256
 _OK: Final = int(StatusCode.OK)
 _MISS: Final = int(StatusCode.NOT_FOUND)
 _NO_ROOM: Final = int(StatusCode.FAILED_PRECONDITION)
@@ -45,7 +48,7 @@ class PutBatch:
         refused: (index, why) of the entries that are neither stored nor were there, at most ``errors_max``.
     """
 
-    __slots__ = ("_blocks", "_errors_max", "_keys", "_partition", "_ticket", "codes", "refused")
+    __slots__ = ("_blocks", "_errors_max", "_keys", "_partition", "_ticket", "_untouched", "codes", "refused")
 
     def __init__(
         self,
@@ -62,6 +65,8 @@ class PutBatch:
         self._keys = keys
         self._errors_max = errors_max
         self._ticket: PutTicket | None = None
+        #: Keys from the first on that :meth:`touch` has yet to come to; a single entry is no chain.
+        self._untouched = len(keys) if len(keys) > 1 else 0
 
     def start(self, index: int, size_bytes: int) -> memoryview | None:
         """Admit entry ``index`` and return the memory for its bytes; None if it is refused or there already."""
@@ -87,13 +92,21 @@ class PutBatch:
         if refused is not None:
             self._refuse(index, refused.error)
 
+    def touch(self) -> Iterator[int]:
+        """Touch the chain tail first, slice by slice; yields the work of each."""
+        while self._untouched > 0:
+            stop, self._untouched = self._untouched, max(0, self._untouched - SLICE_KEYS)
+            keys = self._keys[self._untouched : stop]
+            self._blocks.core.touch(self._partition, keys, self._blocks.clock.monotonic_ns())
+            yield len(keys) * TOUCH_WORK
+
     def close(self) -> None:
-        """End the batch: give back what an unfinished entry had set aside (I8); touch the chain tail first."""
+        """End the batch: give back what an unfinished entry had set aside (I8); touch what was not yet touched."""
         if self._ticket is not None:
             ticket, self._ticket = self._ticket, None
             self._blocks.core.put_abort(ticket)
-        if len(self._keys) > 1:
-            self._blocks.core.touch(self._partition, self._keys, self._blocks.clock.monotonic_ns())
+        for _ in self.touch():
+            pass
 
     def reply(self) -> wire.PutReply:
         return wire.PutReply(
@@ -108,10 +121,10 @@ class PutBatch:
 
 
 class GetBatch:
-    """Entries on their way out, pinned until :meth:`close`.
+    """Entries on their way out: :meth:`pin` them, and they stay where they are until :meth:`close`.
 
     What is only on SSD comes by ``fetch``: wait until it is done, then call :meth:`finish`. Without one the batch is
-    finished from the start.
+    finished once it is pinned.
 
     Attributes:
         fetch: what the batch waits for, or None.
@@ -136,12 +149,20 @@ class GetBatch:
         self.hits: list[tuple[int, Pin]] = []
         self.payload_bytes = 0
         self.fetch: Fetch | None = None
+        self._pins: list[Pin | None] = [None] * count
+
+    def pin(self) -> Iterator[int]:
+        """Look up and pin the entries, slice by slice, last key first; yields the work of each."""
+        blocks, keys, pins = self._blocks, self._keys, self._pins
         ssd = blocks.ssd
-        if ssd is None:
-            self._pins = blocks.core.get_start(partition, keys, blocks.clock.monotonic_ns())
-        else:
-            self._pins = blocks.core.get_start(partition, keys, blocks.clock.monotonic_ns(), counts_misses=False)
-            self.fetch = ssd.fetch(partition, keys, self._pins, max_sizes)
+        for stop in range(len(keys), 0, -SLICE_KEYS):
+            start = max(0, stop - SLICE_KEYS)
+            pins[start:stop] = blocks.core.get_start(
+                self._partition, keys[start:stop], blocks.clock.monotonic_ns(), counts_misses=ssd is None
+            )
+            yield (stop - start) * GET_WORK
+        if ssd is not None:
+            self.fetch = ssd.fetch(self._partition, keys, pins, self._max_sizes)
         self._sort()
         if self.fetch is not None:
             self.payload_bytes += self.fetch.expected_bytes

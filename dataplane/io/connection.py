@@ -50,7 +50,7 @@ class Connection:
         self._flow = traffic.unopened
         self._fileno = sock.fileno()
         self._stream = stream
-        conversation.wake = self._wake
+        conversation.on_wake(self._wake)
         self._script = conversation.run()
         self._on_close = on_close
         self._want: Want | None = TURN

@@ -22,7 +22,9 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from dataplane.core.partition import Partition
-from dataplane.io.batches import GetBatch, PutBatch
+from dataplane.core.work import DELETE_WORK, PUT_WORK
+from dataplane.io.batches import SLICE_KEYS, GetBatch, PutBatch
+from dataplane.io.call_pace import CallPace
 from dataplane.io.health import CACHE_SERVICE, HealthService
 from dataplane.io.session import NodeState
 from dataplane.io.tcp import bind_error
@@ -60,7 +62,6 @@ _HANDSHAKE_TIMEOUT_MS: Final = 10_000
 _KEEPALIVE_TIME_MS: Final = 30_000
 _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 _METADATA_MAX_BYTES: Final = 16 * 1024
-_TURN_BYTES: Final = 4 * 1024 * 1024
 _SCHEME: Final = "Bearer "
 #: Open to everybody: a probe has no token, and learns no more than that the node serves.
 _HEALTH_METHODS: Final = "/grpc.health.v1.Health/"
@@ -127,23 +128,25 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
                 reason="ENTRY_SIZE_OUT_OF_RANGE",
                 hint="put no empty blocks, and split larger ones",
             )
+        sizes = [len(block.payload) for block in blocks]
         batch = PutBatch(self._node.blocks, partition, keys, errors_max=len(keys))
-        turn_left_bytes = _TURN_BYTES
-        try:
-            for index, block in enumerate(blocks):
-                payload = block.payload
-                target = batch.start(index, len(payload))
-                if target is None:
-                    continue
-                target[:] = payload
-                digest = wire.checksum(target)
-                batch.finish(index, digest, digest)  # gRPC's transport carries no sum to compare with
-                turn_left_bytes -= len(payload)
-                if turn_left_bytes <= 0:
-                    turn_left_bytes = _TURN_BYTES
-                    await asyncio.sleep(0)
-        finally:
-            batch.close()
+        with CallPace(self._node.traffic, partition.tenant) as pace:
+            await pace.enter(len(keys), sum(sizes), moves_entries=True)
+            pace.begun(max(sizes, default=0))  # one entry at a time holds memory
+            try:
+                for index, block in enumerate(blocks):
+                    payload = block.payload
+                    target = batch.start(index, len(payload))
+                    if target is not None:
+                        target[:] = payload
+                        digest = wire.checksum(target)
+                        batch.finish(index, digest, digest)  # gRPC's transport carries no sum to compare with
+                        pace.served_bytes += len(payload)
+                    await pace.spend(PUT_WORK + len(payload))
+                for work in batch.touch():
+                    await pace.spend(work)
+            finally:
+                batch.close()
         response = cache_pb2.PutBlocksResponse(statuses=[cache_pb2.BlockStatus(code=code) for code in batch.codes])
         for index, error in batch.refused:
             _describe(response.statuses[index], error)
@@ -157,39 +160,51 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         keys = _block_keys(request.keys, wire.KEYS_MAX)
         response = cache_pb2.GetBlocksResponse()
         batch = GetBatch(self._node.blocks, partition, keys, None)
-        turn_left_bytes = _TURN_BYTES
-        try:
-            if batch.payload_bytes > CALL_MAX_BYTES:
-                raise InvalidArgumentError(
-                    f"the blocks are {batch.payload_bytes} bytes, above the limit of {CALL_MAX_BYTES}",
-                    reason="PAYLOAD_TOO_LARGE",
-                    hint="split the batch",
-                    metadata={"limit_bytes": str(CALL_MAX_BYTES)},
-                )
-            if batch.fetch is not None:
-                arrived = asyncio.Event()
-                batch.fetch.on_done(arrived.set)
-                if not batch.fetch.is_done:
-                    await arrived.wait()
-                batch.finish()
-            for index, pin in batch.hits:
-                response.blocks.add(key=keys[index], payload=bytes(batch.view(pin)))
-                turn_left_bytes -= pin.size_bytes
-                if turn_left_bytes <= 0:
-                    turn_left_bytes = _TURN_BYTES
-                    await asyncio.sleep(0)
-        finally:
-            batch.close()
+        with CallPace(self._node.traffic, partition.tenant) as pace:
+            await pace.enter(len(keys), moves_entries=True)
+            try:
+                for work in batch.pin():
+                    await pace.spend(work)
+                if batch.payload_bytes > CALL_MAX_BYTES:
+                    raise InvalidArgumentError(
+                        f"the blocks are {batch.payload_bytes} bytes, above the limit of {CALL_MAX_BYTES}",
+                        reason="PAYLOAD_TOO_LARGE",
+                        hint="split the batch",
+                        metadata={"limit_bytes": str(CALL_MAX_BYTES)},
+                    )
+                pace.charge_bytes(batch.payload_bytes)
+                pace.begun(batch.payload_bytes)
+                if batch.fetch is not None:
+                    arrived = asyncio.Event()
+                    batch.fetch.on_done(arrived.set)
+                    if not batch.fetch.is_done:
+                        await arrived.wait()
+                    batch.finish()
+                for index, pin in batch.hits:
+                    response.blocks.add(key=keys[index], payload=bytes(batch.view(pin)))
+                    pace.served_bytes += pin.size_bytes
+                    await pace.spend(pin.size_bytes)
+            finally:
+                batch.close()
         return response
 
     async def _lookup(self, request: cache_pb2.LookupBlocksRequest, context: Context) -> cache_pb2.LookupBlocksResponse:
         partition = self._open(request.namespace_id, request.epoch, Permission.ENTRIES_READ, context)
-        prefix, found = self._node.blocks.core.lookup(partition, _block_keys(request.keys, wire.KEYS_MAX))
+        keys = _block_keys(request.keys, wire.KEYS_MAX)
+        with CallPace(self._node.traffic, partition.tenant) as pace:
+            await pace.enter(len(keys))
+            prefix, found = self._node.blocks.core.lookup(partition, keys)
         return cache_pb2.LookupBlocksResponse(prefix_blocks=prefix, found=map(bool, found))
 
     async def _delete(self, request: cache_pb2.DeleteBlocksRequest, context: Context) -> cache_pb2.DeleteBlocksResponse:
         partition = self._open(request.namespace_id, request.epoch, Permission.ENTRIES_WRITE, context)
-        deleted = self._node.blocks.core.delete(partition, _block_keys(request.keys, wire.KEYS_MAX))
+        keys = _block_keys(request.keys, wire.KEYS_MAX)
+        deleted = 0
+        with CallPace(self._node.traffic, partition.tenant) as pace:
+            await pace.enter(len(keys))
+            for start in range(0, len(keys), SLICE_KEYS):
+                deleted += self._node.blocks.core.delete(partition, keys[start : start + SLICE_KEYS])
+                await pace.spend(SLICE_KEYS * DELETE_WORK)
         return cache_pb2.DeleteBlocksResponse(deleted_blocks=deleted)
 
     def _open(self, namespace: str, epoch: int, permission: Permission, context: Context) -> Partition:

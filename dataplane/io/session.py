@@ -9,7 +9,7 @@ The shell (:mod:`dataplane.io.conversation`) moves bytes; a session decodes bodi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,7 +19,7 @@ from dataplane.core.partition import Partition
 from dataplane.io.batches import Blocks, GetBatch, PutBatch
 from dataplane.io.gate import Gate, Grant
 from dataplane.io.regions import RegionSpace
-from dataplane.io.traffic import Traffic
+from dataplane.io.traffic import TenantTraffic, Traffic
 from dataplane.metrics.meters import Meters
 from saltern import wire
 from saltern.errors import (
@@ -28,6 +28,7 @@ from saltern.errors import (
     SalternError,
     UnavailableError,
 )
+from saltern.keys import BlockKey
 from saltern.names import NodeId, TenantId
 from saltern.wire import Opcode
 from tenants.roles import Permission
@@ -35,8 +36,7 @@ from tenants.roles import Permission
 #: An enum's member costs a descriptor call at each use in Python 3.11; these do not.
 _READ: Final = Permission.ENTRIES_READ
 _WRITE: Final = Permission.ENTRIES_WRITE
-_HELLO, _REFRESH, _PUT = map(int, (Opcode.HELLO, Opcode.REFRESH, Opcode.PUT))
-_LOOKUP, _DELETE, _PING = map(int, (Opcode.LOOKUP, Opcode.DELETE, Opcode.PING))
+_HELLO, _REFRESH, _PUT, _PING = map(int, (Opcode.HELLO, Opcode.REFRESH, Opcode.PUT, Opcode.PING))
 
 #: Reasons after which the rest of the stream means nothing or is not wanted: the session is closed (WIRE.md 6).
 CLOSING_REASONS: Final = frozenset(
@@ -74,14 +74,18 @@ class Session:
 
     Args:
         claim_place: called with the tenant before the session opens; False refuses it (TOO_MANY_SESSIONS).
+
+    Attributes:
+        traffic: the tenant's rates and bounds; None before HELLO.
     """
 
-    __slots__ = ("_claim_place", "_grant", "_node")
+    __slots__ = ("_claim_place", "_grant", "_node", "traffic")
 
     def __init__(self, node: NodeState, claim_place: Callable[[TenantId], bool]) -> None:
         self._node = node
         self._claim_place = claim_place
         self._grant: Grant | None = None
+        self.traffic: TenantTraffic | None = None
 
     @property
     def is_open(self) -> bool:
@@ -146,20 +150,13 @@ class Session:
         Raises:
             SalternError: the body of the error reply.
         """
-        if opcode == _LOOKUP:
-            keys = wire.split_keys(wire.decode_body(wire.Lookup, body).keys)
-            prefix, found = self.blocks.core.lookup(self.require(_READ), keys)
-            return wire.LookupReply(prefix, found)
-        if opcode == _DELETE:
-            keys = wire.split_keys(wire.decode_body(wire.Delete, body).keys)
-            return wire.DeleteReply(self.blocks.core.delete(self.require(_WRITE), keys))
         if opcode == _PING:
             wire.decode_body(wire.Empty, body)
             self.require(None)
             return wire.Empty()
         if opcode == _REFRESH:
             return self._refresh(wire.decode_body(wire.Refresh, body))
-        assert opcode == _HELLO, "the shell handles the other opcodes itself"
+        assert opcode == _HELLO, "the other opcodes are handled elsewhere"
         return self._hello(wire.decode_body(wire.Hello, body))
 
     def require(self, permission: Permission | None) -> Partition:
@@ -172,22 +169,52 @@ class Session:
         return PutBatch(self.blocks, self.require(_WRITE), wire.split_keys(put.keys))
 
     def begin_get(self, get: wire.Get) -> GetBatch:
-        """Pin the hits of a get whose lengths are checked; the caller closes the batch.
+        """Begin a get whose lengths are checked; the caller pins its hits, calls :meth:`check_payload` and closes it.
 
         Raises:
-            SalternError: the gate refuses it, or PAYLOAD_TOO_LARGE: the hits are above the limit. It holds for regional
-                gets too: 4,096 times one large entry would keep the node copying for minutes.
+            SalternError: the gate refuses it.
         """
-        batch = GetBatch(self.blocks, self.require(_READ), wire.split_keys(get.keys), get.max_sizes)
+        return GetBatch(self.blocks, self.require(_READ), wire.split_keys(get.keys), get.max_sizes)
+
+    def check_payload(self, batch: GetBatch) -> None:
+        """Refuse a get by its hits.
+
+        Raises:
+            ProtocolError: PAYLOAD_TOO_LARGE, they are above the limit. It holds for regional gets too: 4,096 times one
+                large entry would keep the node copying for minutes.
+        """
         if batch.payload_bytes > wire.PAYLOAD_MAX_BYTES:
-            batch.close()
             raise ProtocolError(
                 f"the hits are {batch.payload_bytes} bytes, above the payload limit of {wire.PAYLOAD_MAX_BYTES}",
                 reason="PAYLOAD_TOO_LARGE",
                 hint="split the batch",
                 metadata={"limit_bytes": str(wire.PAYLOAD_MAX_BYTES)},
             )
-        return batch
+
+    def lookup(self, keys: Sequence[BlockKey]) -> wire.LookupReply:
+        """Say which entries are there; raises SalternError if the gate refuses it."""
+        prefix, found = self.blocks.core.lookup(self.require(_READ), keys)
+        return wire.LookupReply(prefix, found)
+
+    def delete(self, keys: Sequence[BlockKey]) -> int:
+        """Remove entries and return how many were there; raises SalternError if the gate refuses it."""
+        return self.blocks.core.delete(self.require(_WRITE), keys)
+
+    def charge_bytes(self, payload_bytes: int) -> None:
+        """Charge bytes to the tenant's rate that were not known when the request was let in; negative ones less."""
+        assert self.traffic is not None
+        self.traffic.charge_bytes(payload_bytes)
+
+    def hold(self, size_bytes: int) -> None:
+        """A transfer holds so many bytes of the arena until :meth:`release`."""
+        assert self.traffic is not None
+        self.traffic.hold(size_bytes)
+
+    def release(self, size_bytes: int, *, served_bytes: int) -> None:
+        """A transfer has ended and has moved ``served_bytes``."""
+        assert self.traffic is not None
+        self.traffic.served_bytes += served_bytes
+        self.traffic.release(size_bytes)
 
     def _hello(self, hello: wire.Hello) -> wire.HelloReply:
         node = self._node
@@ -196,6 +223,7 @@ class Session:
         if not self._claim_place(partition.tenant):
             raise too_many_sessions("the tenant has too many sessions open on this node")
         self._grant = grant
+        self.traffic = node.traffic.of(partition.tenant)
         namespace = node.blocks.core.policy.tenants[partition.tenant].namespaces[partition.namespace]
         return wire.HelloReply(
             node=node.identity.node_id,

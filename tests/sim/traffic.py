@@ -202,6 +202,8 @@ class TrafficCommands:
         rooms = [self.rng.choice([1, GRANULE_BYTES, 2**26, 2**26]) for _ in keys]
         entries: list[SimEntry | None] = [model.find(partition, key) for key in keys]  # type: ignore[misc]
         batch = GetBatch(self.blocks, partition, keys, rooms)
+        for _ in batch.pin():
+            pass
         reply = batch.reply()
         for entry in reversed(entries):
             if entry is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from dataplane.settings import SessionLimits
 from saltern import wire
 from saltern.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
 from saltern.wire import Opcode
@@ -247,10 +249,13 @@ def test_i4_i6_the_limit_is_never_passed_and_refusals_carry_the_books(node: Stat
         assert error.metadata["limit_bytes"] == str(16 * MIB)
 
 
-def test_i4_i6_limits_hold_with_unfinished_puts_of_many_sessions(node: StaticNode) -> None:
+def test_i4_i6_limits_hold_with_unfinished_puts_of_many_sessions() -> None:
+    """The core's own limits, with no bound on transfers before them."""
     size = 3 * MIB
-    clients = [connect_tcp(node) for _ in range(8)]
-    try:
+    unbounded = SessionLimits(tenant_in_flight_share=8.0, in_flight_share=8.0)
+    tenants = {"acme": tenant_policy(limit_bytes=16 * MIB)}
+    with static_node(tenants, limits=unbounded) as node, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connect_tcp(node)) for _ in range(8)]
         for number, client in enumerate(clients):
             client.hello(node.token("acme", "chat"))
             data = block(number, size)
@@ -267,9 +272,7 @@ def test_i4_i6_limits_hold_with_unfinished_puts_of_many_sessions(node: StaticNod
             if reply.codes[0]:
                 assert reply.errors[0].error.reason == "QUOTA_EXCEEDED"
         assert codes.count(0) == 5 and codes.count(8) == 3
-    finally:
-        for client in clients:
-            client.sock.close()
+        node.check_invariants()
 
 
 def test_i10_without_a_policy_every_session_is_refused() -> None:
