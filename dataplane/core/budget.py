@@ -27,6 +27,8 @@ class TierBudget:
         protected_bytes: nobody else takes this tenant's entries while it uses no more than this (I5); the whole
             reservation, or the part of it that the rule in force protects (:mod:`dataplane.core.reservations`).
         limit_bytes: ``used_bytes`` never grows past it (I4).
+        soft_mark_bytes: above it the tenant's own coldest entries leave in the background
+            (:mod:`dataplane.core.soft_mark`); between the reservation and the limit.
         weight: divides the age of its entries when victims are compared across tenants.
         used_bytes: everything charged, in whole granules.
         resident_bytes: lengths of committed entries.
@@ -37,6 +39,7 @@ class TierBudget:
     reserved_bytes: int = 0
     protected_bytes: int = 0
     limit_bytes: int = 0
+    soft_mark_bytes: int = 0
     weight: int = 100
     used_bytes: int = 0
     resident_bytes: int = 0
@@ -53,10 +56,15 @@ class TierBudget:
         """What evicting every entry that nobody holds would free."""
         return self.used_bytes - self.held_bytes
 
-    def set_quota(self, quota: TierQuota) -> None:
-        """Take over a new quota; what is held stays and may be above the new limit until it is evicted."""
+    def set_quota(self, quota: TierQuota, soft_mark_percent: int = 100) -> None:
+        """Take over a new quota; what is held stays and may be above the new limit until it is evicted.
+
+        Args:
+            soft_mark_percent: the soft mark as a share of the limit; 100 for none.
+        """
         self.reserved_bytes = self.protected_bytes = quota.reserved_bytes
         self.limit_bytes = quota.limit_bytes
+        self.soft_mark_bytes = max(quota.reserved_bytes, quota.limit_bytes * soft_mark_percent // 100)
         self.weight = quota.weight
 
     def begin(self, size_bytes: int, extent_bytes: int) -> None:

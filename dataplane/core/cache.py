@@ -23,26 +23,27 @@ from typing import Final
 from dataplane.core import refusals
 from dataplane.core.admission import check_partition, epoch_not_available, namespace_not_available
 from dataplane.core.adoption import Adopted, adopt_snapshot
-from dataplane.core.earning import EarningAccount
 from dataplane.core.entry import Entry, EntryState, Pin, Promotion, PutRefused, PutTicket
-from dataplane.core.eviction import DEFAULT_EVICTION, Eviction, new_order
+from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.extents import ArenaOffset, round_up
 from dataplane.core.invariants import check_invariants
 from dataplane.core.partition import Partition
+from dataplane.core.policy_in_force import PolicyInForce
 from dataplane.core.pool import Pool
+from dataplane.core.promotion import promote_end, promote_start
+from dataplane.core.report import known_tenants, node_usage
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from dataplane.core.snapshot import ArenaIdentity, Snapshot, encode_snapshot
+from dataplane.core.soft_mark import trim
 from dataplane.core.ssd_invariants import check_ssd_invariants
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.tenant_cache import PartitionIndex, TenantCache
-from dataplane.core.usage import NodeUsage, PolicyApplied, TenantCounters, TenantUsage
-from saltern.errors import FailedPreconditionError, InternalError, PermissionDeniedError
+from dataplane.core.usage import NodeUsage, PolicyApplied
+from saltern.errors import InternalError, PermissionDeniedError
 from saltern.keys import BlockKey
 from saltern.names import TenantId
-from tenants.policy import NodePolicy, TenantPolicy, TenantState
-from tenants.quota import Tier, TierQuota, check_reservations
+from tenants.policy import NodePolicy
 
-_NO_QUOTA: Final = TierQuota(reserved_bytes=0, limit_bytes=0)
 _ABSENT: Final = b"\0"
 _ADOPTED: Final = EntryState.ADOPTED  # an enum's member costs a descriptor call at each use in Python 3.11
 
@@ -57,6 +58,7 @@ class CacheCore:
         eviction: the order in which a tenant's entries leave.
         reservations: what of a reservation nobody else may take (I5).
         ssd: the tier below; None for none.
+        soft_mark_percent: of its limit, above which :meth:`trim` evicts a tenant's own coldest; 100 for no mark.
     """
 
     def __init__(
@@ -66,20 +68,20 @@ class CacheCore:
         eviction: Eviction = DEFAULT_EVICTION,
         reservations: Reservations = DEFAULT_RESERVATIONS,
         ssd: SsdTier | None = None,
+        soft_mark_percent: int = 100,
     ) -> None:
         self._pool = Pool(capacity_bytes)
         self._open = self._pool.open
         self._eviction = eviction
-        self._reservations = reservations
-        self._policy = NodePolicy(version=0)
         self._ssd = ssd
+        self._policies = PolicyInForce(self._pool, eviction, reservations, ssd, soft_mark_percent)
 
     # ---- policy
 
     @property
     def policy(self) -> NodePolicy:
         """The snapshot in force; version 0 without tenants before the first."""
-        return self._policy
+        return self._policies.policy
 
     def apply_policy(self, policy: NodePolicy, now_ns: int) -> PolicyApplied:
         """Replace the policy. What it no longer names is unreachable when this returns (I12).
@@ -91,43 +93,11 @@ class CacheCore:
             FailedPreconditionError: POLICY_STALE (older than the one in force) or RESERVATIONS_ABOVE_CAPACITY (I5);
                 the policy in force stays.
         """
-        if policy.version < self._policy.version:
-            raise FailedPreconditionError(
-                f"policy version {policy.version} is older than {self._policy.version}, which is in force",
-                reason="POLICY_STALE",
-                hint="push the newest policy",
-            )
-        pool = self._pool
-        quotas = {tenant: rules.tiers.get(Tier.DRAM, _NO_QUOTA) for tenant, rules in policy.tenants.items()}
-        check_reservations((q.reserved_bytes for q in quotas.values()), pool.extents.capacity_bytes, Tier.DRAM)
-        if self._ssd is not None:
-            self._ssd.check_policy(policy)
-        pool.advance(now_ns)
-        self._policy = policy
-        if self._ssd is not None:
-            self._ssd.apply_policy(policy)
-
-        purged_entries = evicted_entries = 0
-        for gone in [owner for tenant, owner in pool.tenants.items() if tenant not in policy.tenants]:
-            gone.in_policy = False
-            gone.set_quota(_NO_QUOTA)
-            purged_entries += sum(pool.purge(index) for index in list(gone.partitions.values()))
-            pool.changed(gone)
-            pool.forget_if_empty(gone)
-        for tenant, rules in policy.tenants.items():
-            owner = pool.tenants.get(tenant)
-            if owner is None:
-                owner = pool.tenants[tenant] = self._new_tenant(tenant)
-            owner.in_policy = True
-            owner.set_quota(quotas[tenant])
-            purged_entries += self._apply_namespaces(owner, rules)
-            evicted_entries += pool.evict_down_to_limit(owner)
-            pool.changed(owner)
-        return PolicyApplied(version=policy.version, purged_entries=purged_entries, evicted_entries=evicted_entries)
+        return self._policies.apply(policy, now_ns)
 
     def check_access(self, partition: Partition) -> PermissionDeniedError | None:
         """Say why the policy in force no longer opens ``partition``, or None if it does (I10)."""
-        return None if partition in self._open else check_partition(self._policy, partition)
+        return None if partition in self._open else check_partition(self.policy, partition)
 
     # ---- put
 
@@ -139,7 +109,7 @@ class CacheCore:
             UnavailableError (WRITE_IN_PROGRESS), EntryTooLargeError, ResourceExhaustedError (QUOTA_EXCEEDED,
             NODE_FULL), InvalidArgumentError or PermissionDeniedError.
         """
-        index = self._open.get(partition) or self._open_index(partition)
+        index = self._open.get(partition) or self._policies.open_index(partition)
         if index is None:
             return self._refuse_closed(partition)
         if key in index.entries or (self._ssd is not None and self._ssd.outdate(partition, key)):
@@ -166,7 +136,7 @@ class CacheCore:
         Raises:
             InternalError: the ticket was used before.
         """
-        entry = _close_ticket(ticket)
+        entry = ticket.close()
         index = entry.index
         budget = index.owner.budget
         if self._open.get(index.partition) is not index:
@@ -186,7 +156,7 @@ class CacheCore:
         Raises:
             InternalError: the ticket was used before.
         """
-        self._pool.abort(_close_ticket(ticket))
+        self._pool.abort(ticket.close())
 
     # ---- get
 
@@ -201,7 +171,7 @@ class CacheCore:
             counts_misses: False if the caller looks on SSD as well and ends with :meth:`count_misses`.
         """
         pins: list[Pin | None] = [None] * len(keys)
-        index = self._open.get(partition) or self._open_index(partition)
+        index = self._open.get(partition) or self._policies.open_index(partition)
         if index is None:
             return pins
         owner = index.owner
@@ -264,7 +234,7 @@ class CacheCore:
 
     def lookup(self, partition: Partition, keys: Sequence[BlockKey]) -> tuple[int, bytes]:
         """Which keys are there: (how many from the first on without a gap, a byte of 0 or 1 for each); no touch."""
-        index = self._open.get(partition) or self._open_index(partition)
+        index = self._open.get(partition) or self._policies.open_index(partition)
         if index is None:
             return 0, bytes(len(keys))
         below = None if self._ssd is None else self._ssd.index(partition)
@@ -296,7 +266,7 @@ class CacheCore:
 
     def delete(self, partition: Partition, keys: Iterable[BlockKey]) -> int:
         """Remove entries from both tiers; return how many were there. A put that has begun is not stopped."""
-        index = self._open.get(partition) or self._open_index(partition)
+        index = self._open.get(partition) or self._policies.open_index(partition)
         if index is None:
             return 0
         wanted = list(dict.fromkeys(keys))
@@ -315,6 +285,18 @@ class CacheCore:
         """Remove one entry, such as one whose sum no longer matches (I7); return whether it was there."""
         return self.delete(partition, (key,)) == 1
 
+    def trim(self, now_ns: int, budget_bytes: int) -> int:
+        """Evict own coldest entries of tenants above their soft marks: call it between requests, never in one.
+
+        Args:
+            budget_bytes: most to evict; a first entry that is larger goes all the same.
+
+        Returns:
+            Bytes evicted, in whole granules; 0 if there is nothing to do.
+        """
+        self._pool.advance(now_ns)
+        return trim(self._pool, budget_bytes)
+
     # ---- from SSD and to it
 
     def on_evict(self, demote: Callable[[Entry], None]) -> None:
@@ -325,49 +307,16 @@ class CacheCore:
         self._pool.demote = demote
 
     def promote_start(self, partition: Partition, key: BlockKey, now_ns: int) -> Promotion | None:
-        """Set memory aside for an entry that is on SSD, within the tenant's DRAM budget (I4), evicting as a put does.
-
-        Returns:
-            None if it is in DRAM, on its way there, not on SSD, or DRAM has no room for it.
-        """
-        index = self._open.get(partition) or self._open_index(partition)
-        if self._ssd is None or index is None or key in index.entries or key in index.writing:
+        """Set memory aside for an entry that is on SSD; None if there is none to promote, or no room for it (I4)."""
+        index = self._open.get(partition) or self._policies.open_index(partition)
+        if self._ssd is None or index is None:
             return None
-        below = self._ssd.find(partition, key)
-        if below is None:
-            return None
-        extent_bytes = round_up(below.size_bytes)
-        if extent_bytes > min(index.owner.budget.limit_bytes, self._pool.extents.capacity_bytes):
-            return None
-        admitted = self._pool.admit(index, key, below.size_bytes, extent_bytes, now_ns)
-        if isinstance(admitted, PutRefused):
-            return None
-        if not below.is_alive:  # what it displaced took its place on SSD
-            self._pool.abort(admitted)
-            return None
-        return Promotion(PutTicket(admitted.offset, below.size_bytes, admitted), self._ssd.read_start(below))
+        return promote_start(self._pool, self._ssd, index, key, now_ns)
 
     def promote_end(self, promotion: Promotion, checksum: int | None, now_ns: int) -> bool:
-        """Make a promoted entry readable; False if it is not: it did not verify, or was deleted meanwhile (I7, I12).
-
-        Args:
-            checksum: XXH3-64 that came with the verified bytes; None if they could not be read.
-        """
-        assert self._ssd is not None
-        entry = _close_ticket(promotion.ticket)
-        index = entry.index
-        budget = index.owner.budget
-        may_be_served = self._ssd.read_end(promotion.read, intact=checksum is not None)
-        if (
-            checksum is None
-            or not may_be_served
-            or self._open.get(index.partition) is not index
-            or budget.used_bytes > budget.limit_bytes
-        ):
-            self._pool.abort(entry)
-            return False
-        self._pool.insert(entry, checksum, now_ns)
-        return True
+        """Make a promoted entry readable; False if it is not: its checksum is None, or it was deleted (I7, I12)."""
+        assert self._ssd is not None, "nothing is promoted without an SSD tier"
+        return promote_end(self._pool, self._ssd, promotion, checksum, now_ns)
 
     def promote_pin(self, partition: Partition, key: BlockKey, now_ns: int) -> Pin | None:
         """Pin one entry for a get that waited for it; counts a hit."""
@@ -395,30 +344,20 @@ class CacheCore:
             BadSnapshotError: it contradicts itself; the core is as empty as before.
         """
         self._pool.digest = digest
-        return adopt_snapshot(self._pool, self._policy, self._eviction, snapshot, now_ns)
+        return adopt_snapshot(self._pool, self.policy, self._eviction, snapshot, now_ns)
 
     # ---- what is there
 
     def tenants(self) -> list[TenantId]:
         """Every tenant that the policy names or that still holds bytes, on either tier."""
-        below = () if self._ssd is None else self._ssd.tenants.keys() - self._pool.tenants.keys()
-        return [*self._pool.tenants, *below]
+        return known_tenants(self._pool, self._ssd)
 
     def usage(self, tenants: Iterable[TenantId] | None = None) -> NodeUsage:
         """Books and counters of all :meth:`tenants`, or of some: whoever has 10,000 can take them in pieces.
 
         Of ``tenants`` those that are not known, or not any more, are left out.
         """
-        usages = {tenant: self._tenant_usage(tenant) for tenant in (self.tenants() if tenants is None else tenants)}
-        extents = self._pool.extents
-        return NodeUsage(
-            policy_version=self._policy.version,
-            capacity_bytes=extents.capacity_bytes,
-            free_bytes=extents.free_bytes,
-            largest_free_bytes=extents.largest_free_bytes,
-            tenants={tenant: usage for tenant, usage in usages.items() if usage is not None},
-            ssd_capacity_bytes=0 if self._ssd is None else self._ssd.capacity_bytes,
-        )
+        return node_usage(self._pool, self._ssd, self.policy.version, self.tenants() if tenants is None else tenants)
 
     def check_invariants(self) -> None:
         """Recompute every book from what is there and assert that all agree (I4, I7, I8); for tests and simulators."""
@@ -427,27 +366,6 @@ class CacheCore:
             check_ssd_invariants(self._ssd)
 
     # ---- inside
-
-    def _tenant_usage(self, tenant: TenantId) -> TenantUsage | None:
-        owner = self._pool.tenants.get(tenant)
-        below = None if self._ssd is None else self._ssd.usage(tenant)
-        if owner is None:
-            return None if below is None else TenantUsage(0, 0, 0, 0, 0, 0, 0, 0, counters=TenantCounters(), ssd=below)
-        budget = owner.budget
-        return TenantUsage(
-            reserved_bytes=budget.reserved_bytes,
-            limit_bytes=budget.limit_bytes,
-            used_bytes=budget.used_bytes,
-            resident_bytes=budget.resident_bytes,
-            in_flight_bytes=budget.in_flight_bytes,
-            slack_bytes=budget.slack_bytes,
-            held_bytes=budget.held_bytes,
-            entries=sum(len(index.entries) for index in owner.partitions.values()),
-            counters=owner.counters.copy(),
-            ssd=below,
-            weight=budget.weight,
-            protected_bytes=budget.protected_bytes,
-        )
 
     def _precheck(self, index: PartitionIndex, key: BlockKey, size_bytes: int, extent_bytes: int) -> PutRefused | None:
         """Everything that refuses a put whatever could be evicted (I6)."""
@@ -468,45 +386,8 @@ class CacheCore:
         return None
 
     def _refuse_closed(self, partition: Partition) -> PutRefused:
-        error = check_partition(self._policy, partition) or namespace_not_available(partition.namespace)
+        error = check_partition(self.policy, partition) or namespace_not_available(partition.namespace)
         owner = self._pool.tenants.get(partition.tenant)
         if owner is not None:
             owner.counters.refused(error.reason)
         return PutRefused(error)
-
-    def _new_tenant(self, tenant: TenantId) -> TenantCache:
-        account = EarningAccount() if self._reservations is Reservations.EARNING else None
-        return TenantCache(tenant=tenant, order=new_order(self._eviction), account=account)
-
-    def _open_index(self, partition: Partition) -> PartitionIndex | None:
-        """First use of a partition that the policy opens; None if it does not."""
-        if check_partition(self._policy, partition) is not None:
-            return None
-        namespace = self._policy.tenants[partition.tenant].namespaces[partition.namespace]
-        owner = self._pool.tenants[partition.tenant]
-        index = PartitionIndex(partition, owner, namespace.block_bytes, partition.epoch == namespace.epochs[-1])
-        owner.partitions[partition] = self._open[partition] = index
-        return index
-
-    def _apply_namespaces(self, owner: TenantCache, rules: TenantPolicy) -> int:
-        """Purge the partitions that are gone, close those of a suspended tenant, refresh the rest."""
-        purged_entries = 0
-        for partition, index in list(owner.partitions.items()):
-            namespace = rules.namespaces.get(partition.namespace)
-            if namespace is None or namespace.uid != partition.namespace_uid or partition.epoch not in namespace.epochs:
-                purged_entries += self._pool.purge(index)
-                continue
-            index.block_bytes = namespace.block_bytes
-            index.is_writable = partition.epoch == namespace.epochs[-1]
-            if rules.state is TenantState.ACTIVE:
-                self._open[partition] = index
-            else:
-                self._open.pop(partition, None)
-        return purged_entries
-
-
-def _close_ticket(ticket: PutTicket) -> Entry:
-    if not ticket.is_open:
-        raise InternalError("a put ticket was used twice", reason="TICKET_REUSED")
-    ticket.is_open = False
-    return ticket.entry

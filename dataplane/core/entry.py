@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from dataplane.core.extents import ArenaOffset
-from saltern.errors import SalternError
+from saltern.errors import InternalError, SalternError
 from saltern.keys import BlockKey
 
 if TYPE_CHECKING:
@@ -84,6 +84,13 @@ class PutTicket:
     size_bytes: int
     entry: Entry = field(repr=False)
     is_open: bool = True
+
+    def close(self) -> Entry:
+        """Use the ticket up; raises InternalError (TICKET_REUSED) if it was used before."""
+        if not self.is_open:
+            raise InternalError("a put ticket was used twice", reason="TICKET_REUSED")
+        self.is_open = False
+        return self.entry
 
 
 @dataclass(frozen=True, slots=True)

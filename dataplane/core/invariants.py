@@ -8,6 +8,7 @@ from typing import Final
 from dataplane.core.entry import Entry, EntryState
 from dataplane.core.extents import Extents, round_up
 from dataplane.core.pool import Pool
+from dataplane.core.soft_mark import next_trimmed
 from dataplane.core.tenant_cache import TenantCache
 from saltern.names import TenantId
 
@@ -25,6 +26,8 @@ def check_invariants(pool: Pool) -> None:
         budget = owner.budget
         assert 0 <= budget.protected_bytes <= budget.reserved_bytes, "I5: protected beyond the reservation"
         assert owner.account is not None or budget.protected_bytes == budget.reserved_bytes, "I5: strict is all of it"
+        assert owner in pool.above_mark or next_trimmed(owner) is None, "a tenant above its soft mark is not noted"
+    assert pool.above_mark.keys() <= set(pool.tenants.values()), "a tenant is to be trimmed that is gone"
     pool.borrowers.check_invariants(pool.tenants.values())
     _check_arena(entries, pool.extents)
 

@@ -28,6 +28,7 @@ class Pool:
         tenants: every tenant that the policy names or that still holds bytes.
         open: partitions that the policy opens now, as far as they have been used.
         borrowers: who could lose an entry to somebody else's put; whatever changes a tenant is noted there.
+        above_mark: every tenant above its soft mark, and perhaps some that no longer are.
         detached: unreachable entries whose memory is still being read or written.
         last_ns: the latest time that a touch has had.
         demote: told of every entry that is evicted, while its bytes are still there; it must take them before it
@@ -40,6 +41,7 @@ class Pool:
         self.tenants: Final[dict[TenantId, TenantCache]] = {}
         self.open: Final[dict[Partition, PartitionIndex]] = {}
         self.borrowers: Final = Borrowers()
+        self.above_mark: Final[dict[TenantCache, None]] = {}
         self.detached: Final[dict[Entry, None]] = {}
         self.last_ns = 0
         self.demote: Callable[[Entry], None] | None = None
@@ -182,11 +184,14 @@ class Pool:
         """Call after anything of a tenant changed: its entries, their order, who holds them, its books, its quota."""
         if self.tenants.get(owner.tenant) is owner:
             self.borrowers.note(owner)
+            if owner.budget.used_bytes > owner.budget.soft_mark_bytes:
+                self.above_mark[owner] = None
 
     def forget_if_empty(self, owner: TenantCache) -> None:
         """The record of a tenant outside the policy stays only as long as it holds bytes (I8)."""
         if not owner.in_policy and not owner.budget.used_bytes:
             self.borrowers.forget(owner)
+            self.above_mark.pop(owner, None)
             self.tenants.pop(owner.tenant, None)
 
     def _make_room(self, requester: TenantCache, victims: list[Entry], excess_bytes: int) -> None:

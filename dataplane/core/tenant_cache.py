@@ -37,9 +37,9 @@ class TenantCache:
         """Its account says that caching does not serve it: what it holds is the first to go."""
         return self.account is not None and not self.account.earns
 
-    def set_quota(self, quota: TierQuota) -> None:
+    def set_quota(self, quota: TierQuota, soft_mark_percent: int = 100) -> None:
         """Take over a new quota in the books and in the account."""
-        self.budget.set_quota(quota)
+        self.budget.set_quota(quota, soft_mark_percent)
         if self.account is not None:
             self.account.set_reserved(quota.reserved_bytes)
             self.budget.protected_bytes = self.account.protected_bytes

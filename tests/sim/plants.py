@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from dataplane.core import cache as cache_module
+from dataplane.core import policy_in_force as policy_module
 from dataplane.core import pool as pool_module
 from dataplane.core import victims as victims_module
 from dataplane.core.borrowers import Borrowers
@@ -19,6 +19,7 @@ from dataplane.core.cache import CacheCore
 from dataplane.core.entry import Entry, EntryState
 from dataplane.core.extents import GRANULE_BYTES, Extents, TrialFree
 from dataplane.core.partition import Partition
+from dataplane.core.policy_in_force import PolicyInForce
 from dataplane.core.pool import Pool
 from dataplane.core.tenant_cache import PartitionIndex
 from dataplane.core.usage import EvictionCause
@@ -81,7 +82,7 @@ def _lend_and_not_give_back(original: Any) -> Any:
 
 
 def _forget_to_purge_an_epoch(original: Any) -> Any:
-    def apply(self: CacheCore, owner: Any, rules: Any) -> int:
+    def apply(self: PolicyInForce, owner: Any, rules: Any) -> int:
         kept = dict(owner.partitions)
         for partition in kept:
             space = rules.namespaces.get(partition.namespace)
@@ -94,10 +95,10 @@ def _forget_to_purge_an_epoch(original: Any) -> Any:
     return apply
 
 
-def _take_a_new_namespace_for_the_old(original: Any) -> Any:
+def _take_new_namespace_for_old(original: Any) -> Any:
     """As if a namespace were known by its name: the new one inherits the entries."""
 
-    def apply(self: CacheCore, owner: Any, rules: Any) -> int:
+    def apply(self: PolicyInForce, owner: Any, rules: Any) -> int:
         for partition, index in list(owner.partitions.items()):
             space = rules.namespaces.get(partition.namespace)
             if space is not None and space.uid != partition.namespace_uid:
@@ -112,7 +113,7 @@ def _take_a_new_namespace_for_the_old(original: Any) -> Any:
 
 
 def _serve_a_suspended_tenant(original: Any) -> Any:
-    def apply(self: CacheCore, owner: Any, rules: Any) -> int:
+    def apply(self: PolicyInForce, owner: Any, rules: Any) -> int:
         purged: int = original(self, owner, rules)
         self._open.update(owner.partitions)
         return purged
@@ -123,7 +124,7 @@ def _serve_a_suspended_tenant(original: Any) -> Any:
 def _one_index_for_every_tenant(original: Any) -> Any:
     """As if a namespace's name alone were the key: two tenants that use it share entries."""
 
-    def open_index(self: CacheCore, partition: Any) -> PartitionIndex | None:
+    def open_index(self: PolicyInForce, partition: Any) -> PartitionIndex | None:
         for other, index in self._open.items():
             if other.namespace == partition.namespace and original(self, partition) is not None:
                 self._open[partition] = index
@@ -308,11 +309,13 @@ PLANTS: dict[str, Plant] = {
     "take below the reservation": Plant("I5", victims_module._Candidate, "__init__", _take_below_the_reservation),
     "ignore reservations": Plant("I5", Pool, "admit", _ignore_reservations),
     "lend and not give back": Plant("I5", pool_module, "choose_victims", _lend_and_not_give_back),
-    "forget to purge an epoch": Plant("I12", CacheCore, "_apply_namespaces", _forget_to_purge_an_epoch),
-    "take a new namespace for the old": Plant("I12", CacheCore, "_apply_namespaces", _take_a_new_namespace_for_the_old),
-    "serve a suspended tenant": Plant("I12", CacheCore, "_apply_namespaces", _serve_a_suspended_tenant),
+    "forget to purge an epoch": Plant("I12", PolicyInForce, "_apply_namespaces", _forget_to_purge_an_epoch),
+    "take a new namespace for the old": Plant(
+        "I12", PolicyInForce, "_apply_namespaces", _take_new_namespace_for_old
+    ),
+    "serve a suspended tenant": Plant("I12", PolicyInForce, "_apply_namespaces", _serve_a_suspended_tenant),
     "keep a deleted tenant": Plant("I12", CacheCore, "apply_policy", _keep_a_deleted_tenant),
-    "one index for every tenant": Plant("I2", CacheCore, "_open_index", _one_index_for_every_tenant),
+    "one index for every tenant": Plant("I2", PolicyInForce, "open_index", _one_index_for_every_tenant),
     "free what is being read": Plant("I7", Pool, "remove", _free_what_is_being_read),
     "leak the memory of a torn put": Plant("I8", Pool, "abort", _leak_a_torn_put),
     "reuse the memory of a purged put": Plant("I7", Pool, "purge", _reuse_the_memory_of_a_purged_put),
@@ -323,7 +326,7 @@ PLANTS: dict[str, Plant] = {
     "keep what is above a lowered limit": Plant("I4", Pool, "evict_down_to_limit", _keep_what_is_above_a_lowered_limit),
     "publish into a closed partition": Plant("I12", CacheCore, "put_commit", _publish_into_a_closed_partition),
     "overwrite a stored key": Plant("I6", CacheCore, "put_start", _overwrite_a_stored_key),
-    "promise more than there is": Plant("I5", cache_module, "check_reservations", _promise_more_than_there_is),
+    "promise more than there is": Plant("I5", policy_module, "check_reservations", _promise_more_than_there_is),
     "give out overlapping memory": Plant("I7", Extents, "allocate", _give_out_overlapping_memory),
     "misjudge what an eviction frees": Plant("I6", TrialFree, "add", _misjudge_what_eviction_frees),
     "send a neighbour's bytes": Plant("I2", GetBatch, "view", _send_the_next_granule),

@@ -255,6 +255,29 @@ class CacheModel:
             self.evict(entry, EvictionCause.NEIGHBOUR)
             self.counters[requester].took(entry.size_bytes)
 
+    def judge_trim(self, lost: list[ModelEntry], soft_mark_percent: int, *, is_complete: bool) -> None:
+        """Note in ``unlawful`` what may not have gone in the background (I5, I7) and what was left; take it out.
+
+        Args:
+            is_complete: the core says that nothing is left to trim.
+        """
+        for tenant in list(self.tenants) if is_complete else {entry.tenant for entry in lost}:
+            quota = self.quota(tenant)
+            mark_bytes = max(quota.reserved_bytes, quota.limit_bytes * soft_mark_percent // 100)
+            coldest = [entry for entry in self.coldest_first(tenant) if entry.is_evictable]
+            mine = sorted((entry for entry in lost if entry.tenant == tenant), key=self._place)
+            if mine != coldest[: len(mine)]:
+                self.unlawful.append(f"{tenant} was trimmed of other than its coldest")
+            for entry in mine:
+                if self.used(tenant) <= mark_bytes:
+                    self.unlawful.append(f"{tenant} was trimmed below its soft mark")
+                self.evict(entry, EvictionCause.SOFT_MARK)
+            if mine and self.used(tenant) < quota.reserved_bytes:
+                self.unlawful.append(f"I5: {tenant} was trimmed below its reservation")
+            left_bytes = self.used(tenant) - coldest[0].extent_bytes if coldest else 0
+            if is_complete and coldest and self.used(tenant) > mark_bytes and left_bytes >= quota.reserved_bytes:
+                self.unlawful.append(f"{tenant} is above its soft mark and was not trimmed")
+
     def judge_refusal(self, requester: TenantId, extent_bytes: int, reason: str) -> None:
         """Note in ``unlawful`` a put that was refused although evicting would have made room."""
         quota = self.quota(requester)

@@ -60,8 +60,14 @@ class Node:
         policy: NodePolicy,
         eviction: Eviction = DEFAULT_EVICTION,
         reservations: Reservations = DEFAULT_RESERVATIONS,
+        soft_mark_percent: int = 100,
     ) -> None:
-        self.core = CacheCore(capacity_granules * GRANULE_BYTES, eviction=eviction, reservations=reservations)
+        self.core = CacheCore(
+            capacity_granules * GRANULE_BYTES,
+            eviction=eviction,
+            reservations=reservations,
+            soft_mark_percent=soft_mark_percent,
+        )
         self.now_ns = 0
         self.apply(policy)
 
@@ -126,6 +132,7 @@ def node_of(
     quotas: dict[str, Quota],
     eviction: Eviction = DEFAULT_EVICTION,
     reservations: Reservations = DEFAULT_RESERVATIONS,
+    soft_mark_percent: int = 100,
 ) -> Node:
     """A core of that many granules with a first policy applied."""
-    return Node(capacity_granules, make_policy(1, quotas), eviction, reservations)
+    return Node(capacity_granules, make_policy(1, quotas), eviction, reservations, soft_mark_percent)

@@ -35,6 +35,8 @@ NAMESPACES = {NamespaceId("large"): 6 * G, NamespaceId("small"): 2 * G - 7}
 KEYS = [key_of(number) for number in range(8)]
 SIZES = [1, G - 1, G, G, G, G + 1, 2 * G, 3 * G, 5 * G + 1, 6 * G, 6 * G + 1]
 
+SOFT_MARK_PERCENT = 70
+
 anything = st.integers(0, 10**6)  # an index, taken modulo the number of choices there are
 keys = st.sampled_from(KEYS)
 batches = st.lists(keys, min_size=1, max_size=5)
@@ -55,7 +57,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = CacheCore(CAPACITY, eviction=self.EVICTION, reservations=self.RESERVATIONS)
+        self.core = CacheCore(
+            CAPACITY, eviction=self.EVICTION, reservations=self.RESERVATIONS, soft_mark_percent=SOFT_MARK_PERCENT
+        )
         self.model = CacheModel(CAPACITY)
         self.version = 0
         self.uids = 0
@@ -270,6 +274,18 @@ class CacheMachine(RuleBasedStateMachine):
             entry = self.model.find(partition, key)
             if entry is not None:
                 self.model.use(entry)
+
+    # ---- in the background
+
+    @rule(budget=st.integers(0, 6))
+    def trim(self, budget: int) -> None:
+        self.look_ahead()
+        visible = self.readable()
+        evicted_bytes = self.core.trim(self.tick(), budget * G)
+        lost = [entry for entry in visible if not self.sees(entry)]
+        assert evicted_bytes == sum(entry.extent_bytes for entry in lost)
+        assert evicted_bytes <= budget * G or len(lost) == 1
+        self.model.judge_trim(lost, SOFT_MARK_PERCENT, is_complete=evicted_bytes == 0 < budget)
 
     # ---- removal
 

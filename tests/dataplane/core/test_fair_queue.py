@@ -101,9 +101,7 @@ def test_shares_of_backlogged_flows_stay_within_one_turn_of_each(
 
 @settings(max_examples=200, deadline=None)
 @given(
-    steps=st.lists(
-        st.tuples(st.sampled_from(["push", "pop", "charge"]), st.integers(0, 4), COSTS), max_size=200
-    ),
+    steps=st.lists(st.tuples(st.sampled_from(["push", "pop", "charge"]), st.integers(0, 4), COSTS), max_size=200),
     weights=st.lists(WEIGHTS, min_size=5, max_size=5),
 )
 def test_work_conserving_and_nothing_is_lost(steps: list[tuple[str, int, int]], weights: list[int]) -> None:

@@ -1,0 +1,118 @@
+"""The policy that a node serves: what a new one does to tenants and partitions, and what the one in force opens.
+
+Rules upheld here: I2 (an index is reached through a partition that the policy opens), I4 (a lowered limit is met at
+once), I5 (no more is reserved than there is), I12 (what the policy no longer names is gone when it is applied).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dataplane.core.admission import check_partition
+from dataplane.core.earning import EarningAccount
+from dataplane.core.eviction import Eviction, new_order
+from dataplane.core.partition import Partition
+from dataplane.core.pool import Pool
+from dataplane.core.reservations import Reservations
+from dataplane.core.ssd_tier import SsdTier
+from dataplane.core.tenant_cache import PartitionIndex, TenantCache
+from dataplane.core.usage import PolicyApplied
+from saltern.errors import FailedPreconditionError
+from saltern.names import TenantId
+from tenants.policy import NodePolicy, TenantPolicy, TenantState
+from tenants.quota import Tier, TierQuota, check_reservations
+
+_NO_QUOTA: Final = TierQuota(reserved_bytes=0, limit_bytes=0)
+
+
+class PolicyInForce:
+    """The snapshot in force, version 0 without tenants before the first, and what it means for a pool.
+
+    Attributes:
+        policy: the snapshot.
+    """
+
+    def __init__(
+        self, pool: Pool, eviction: Eviction, reservations: Reservations, ssd: SsdTier | None, soft_mark_percent: int
+    ) -> None:
+        self.policy = NodePolicy(version=0)
+        self._pool = pool
+        self._open = pool.open
+        self._eviction = eviction
+        self._reservations = reservations
+        self._ssd = ssd
+        self._soft_mark_percent = soft_mark_percent
+
+    def apply(self, policy: NodePolicy, now_ns: int) -> PolicyApplied:
+        """Replace the policy. What it no longer names is unreachable when this returns (I12).
+
+        A limit below use evicts the tenant's own coldest entries at once; what is being read or written now follows
+        when its transfer ends, and until then the tenant cannot grow.
+
+        Raises:
+            FailedPreconditionError: POLICY_STALE (older than the one in force) or RESERVATIONS_ABOVE_CAPACITY (I5);
+                the policy in force stays.
+        """
+        if policy.version < self.policy.version:
+            raise FailedPreconditionError(
+                f"policy version {policy.version} is older than {self.policy.version}, which is in force",
+                reason="POLICY_STALE",
+                hint="push the newest policy",
+            )
+        pool = self._pool
+        quotas = {tenant: rules.tiers.get(Tier.DRAM, _NO_QUOTA) for tenant, rules in policy.tenants.items()}
+        check_reservations((q.reserved_bytes for q in quotas.values()), pool.extents.capacity_bytes, Tier.DRAM)
+        if self._ssd is not None:
+            self._ssd.check_policy(policy)
+        pool.advance(now_ns)
+        self.policy = policy
+        if self._ssd is not None:
+            self._ssd.apply_policy(policy)
+
+        purged_entries = evicted_entries = 0
+        for gone in [owner for tenant, owner in pool.tenants.items() if tenant not in policy.tenants]:
+            gone.in_policy = False
+            gone.set_quota(_NO_QUOTA)
+            purged_entries += sum(pool.purge(index) for index in list(gone.partitions.values()))
+            pool.changed(gone)
+            pool.forget_if_empty(gone)
+        for tenant, rules in policy.tenants.items():
+            owner = pool.tenants.get(tenant)
+            if owner is None:
+                owner = pool.tenants[tenant] = self._new_tenant(tenant)
+            owner.in_policy = True
+            owner.set_quota(quotas[tenant], self._soft_mark_percent)
+            purged_entries += self._apply_namespaces(owner, rules)
+            evicted_entries += pool.evict_down_to_limit(owner)
+            pool.changed(owner)
+        return PolicyApplied(version=policy.version, purged_entries=purged_entries, evicted_entries=evicted_entries)
+
+    def open_index(self, partition: Partition) -> PartitionIndex | None:
+        """First use of a partition that the policy opens; None if it does not."""
+        if check_partition(self.policy, partition) is not None:
+            return None
+        namespace = self.policy.tenants[partition.tenant].namespaces[partition.namespace]
+        owner = self._pool.tenants[partition.tenant]
+        index = PartitionIndex(partition, owner, namespace.block_bytes, partition.epoch == namespace.epochs[-1])
+        owner.partitions[partition] = self._open[partition] = index
+        return index
+
+    def _new_tenant(self, tenant: TenantId) -> TenantCache:
+        account = EarningAccount() if self._reservations is Reservations.EARNING else None
+        return TenantCache(tenant=tenant, order=new_order(self._eviction), account=account)
+
+    def _apply_namespaces(self, owner: TenantCache, rules: TenantPolicy) -> int:
+        """Purge the partitions that are gone, close those of a suspended tenant, refresh the rest."""
+        purged_entries = 0
+        for partition, index in list(owner.partitions.items()):
+            namespace = rules.namespaces.get(partition.namespace)
+            if namespace is None or namespace.uid != partition.namespace_uid or partition.epoch not in namespace.epochs:
+                purged_entries += self._pool.purge(index)
+                continue
+            index.block_bytes = namespace.block_bytes
+            index.is_writable = partition.epoch == namespace.epochs[-1]
+            if rules.state is TenantState.ACTIVE:
+                self._open[partition] = index
+            else:
+                self._open.pop(partition, None)
+        return purged_entries
