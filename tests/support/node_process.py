@@ -27,6 +27,7 @@ class NodeProcess:
         self.wire_endpoint: str = ready["wire_endpoint"]
         self.shm_path: str = ready["shm_path"]
         self.token: str = ready["token"]
+        self.dram_start: str = ready["dram_start"]
 
     def freeze(self) -> None:
         """Stop every thread of the node; returns once it has stopped."""
@@ -42,9 +43,11 @@ class NodeProcess:
 
 
 @contextmanager
-def node_process(*, dram_bytes: int = 64 * MIB, limit_bytes: int | None = None) -> Iterator[NodeProcess]:
-    """Run a node until the end of the block."""
-    command = [sys.executable, __file__, str(dram_bytes), str(limit_bytes or dram_bytes)]
+def node_process(
+    *, dram_bytes: int = 64 * MIB, limit_bytes: int | None = None, arena_dir: Path | None = None
+) -> Iterator[NodeProcess]:
+    """Run a node until the end of the block, which it leaves by a clean stop; ``arena_dir`` keeps DRAM over that."""
+    command = [sys.executable, __file__, str(dram_bytes), str(limit_bytes or dram_bytes), str(arena_dir or "")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -65,12 +68,16 @@ def node_process(*, dram_bytes: int = 64 * MIB, limit_bytes: int | None = None) 
 def main() -> None:
     import structlog
 
+    from dataplane.settings import ArenaSettings
     from tests.support.static_node import static_node, tenant_policy
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     dram_bytes, limit_bytes = int(sys.argv[1]), int(sys.argv[2])
-    with static_node({"acme": tenant_policy(limit_bytes=limit_bytes)}, dram_bytes=dram_bytes) as node:
+    folder = Path(sys.argv[3]) if sys.argv[3] else None
+    tenants = {"acme": tenant_policy(limit_bytes=limit_bytes)}
+    with static_node(tenants, dram_bytes=dram_bytes, arena=ArenaSettings(folder, folder)) as node:
         ready = {
+            "dram_start": node.call(lambda: str(node._node.dram_start)),
             "wire_endpoint": node.wire_endpoint,
             "shm_path": str(node.shm_path),
             "token": node.token("acme", "chat"),

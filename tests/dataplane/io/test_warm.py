@@ -214,11 +214,14 @@ def test_a_missing_arena_starts_cold(folder: Path) -> None:
     assert "cannot be opened" in reason_of_start(folder)
 
 
-def test_no_index_starts_cold_without_a_word(folder: Path) -> None:
-    fill(folder)
-    (folder / "index").unlink()
-    (folder / "index.partial").write_bytes(b"a stop that was killed")
-    assert reason_of_start(folder) == ""
+def test_i7_kill_9_while_stopping_or_while_adopting_starts_cold_without_a_word(folder: Path) -> None:
+    """An index that has no name yet, or no name any more."""
+    for left in (lambda index: index[: len(index) // 2], lambda index: index):
+        fill(folder)
+        (folder / "index.partial").write_bytes(left((folder / "index").read_bytes()))
+        (folder / "index").unlink()
+        assert reason_of_start(folder) == ""
+        (folder / "index").unlink()
 
 
 def test_damaged_indexes_start_cold(folder: Path) -> None:
