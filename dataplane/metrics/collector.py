@@ -56,6 +56,9 @@ class NodeCollector:
     Args:
         facts: asked once for each collection.
         tenants_max: how many tenants are exposed by name.
+
+    Attributes:
+        cost_s: time on the loop that the last page took; set by whoever made it.
     """
 
     def __init__(
@@ -75,19 +78,20 @@ class NodeCollector:
         self._build = (node, version("saltern-server"), platform.python_version())
         self._labels = TenantLabels(tenants_max)
         self._ledger = Ledger()
+        self.cost_s = 0.0
         self._process = ProcessCollector(registry=None)
 
     async def collect(self, pace: Pace) -> list[Metric]:
         """Everything, each tenant as it is at one moment. Not to be called again before it has returned."""
         sheet = _Sheet()
         facts = self._facts()
-        self._add_node(sheet, facts, pace)
+        self._add_node(sheet, facts)
         self._add_doors(sheet)
         await pace.breathe()
         await self._add_tenants(sheet, facts, pace)
         return [*sheet.metrics.values(), *self._process.collect(), *GC_COLLECTOR.collect()]
 
-    def _add_node(self, sheet: _Sheet, facts: NodeFacts, pace: Pace) -> None:
+    def _add_node(self, sheet: _Sheet, facts: NodeFacts) -> None:
         pool: NodeUsage = self._core.usage(())
         control = facts.control
         sheet.add(catalog.ARENA_BYTES, pool.capacity_bytes)
@@ -106,6 +110,7 @@ class NodeCollector:
             sheet.add(catalog.HEALTH_STATE, int(health is facts.health.state), (health.value,))
         sheet.add_histogram(catalog.LOOP_LAG_SECONDS, self._lag.histogram)
         sheet.add(catalog.LOOP_LAG_MAX_SECONDS, self._lag.worst_s)
+        sheet.add(catalog.COLLECTION_SECONDS, self.cost_s)
         for code, count in facts.http_requests.items():
             sheet.add(catalog.HTTP_REQUESTS, count, (str(code),))
         sheet.add(catalog.BUILD, 1, self._build)

@@ -44,6 +44,7 @@ class Exposition:
             if page is None:
                 page = self._pages[is_open] = await _render(self._metrics, pace, is_open=is_open)
                 pace.pause()
+                self._collector.cost_s = pace.worked_s
                 self._stale_s = monotonic() + _KEEP_FACTOR * pace.worked_s
         return page, openmetrics.CONTENT_TYPE_LATEST if is_open else CONTENT_TYPE_PLAIN_0_0_4
 

@@ -83,13 +83,13 @@ class TenantLabels:
             self._traffic_seen[tenant] = so_far_bytes
             # Half of it is forgotten at each ranking: the last minutes count.
             self._traffic[tenant] = self._traffic.get(tenant, 0.0) / 2 + moved_bytes
-        rankings = (used_bytes, self._traffic)
-        large = {tenant for ranking in rankings for tenant in _largest(ranking, self.labels_max)}
+        largest = [_largest(ranking, self.labels_max) for ranking in (used_bytes, self._traffic)]
+        large = {tenant for tenants in largest for tenant in tenants}
         for tenant, since_s in self._labelled.items():
             self._labelled[tenant] = None if tenant in large else since_s if since_s is not None else now_s
         # The largest by either measure in turn, so that each has half of the labels when they disagree.
-        first, second = (_largest(ranking, (self.labels_max + 1) // 2) for ranking in rankings)
-        waiting = [tenant for tenant in _alternating(first, second) if tenant not in self._labelled]
+        deserving = _alternating(*largest)[: self.labels_max]
+        waiting = [tenant for tenant in deserving if tenant not in self._labelled]
         given_up = sorted(
             (since_s, tenant)
             for tenant, since_s in self._labelled.items()
