@@ -322,5 +322,5 @@ def _page_mismatch(folder: Path, huge_pages: HugePages, kind: str) -> FailedPrec
     return FailedPreconditionError(
         f"--huge-pages {huge_pages} and the {kind} at {folder} do not go together",
         reason="HUGE_PAGES_MISMATCH",
-        hint=f"give --arena-dir a hugetlbfs mounted with pagesize={huge_pages}, or choose --huge-pages transparent",
+        hint=f"mount a hugetlbfs with pagesize={huge_pages.removesuffix('iB')}, or choose --huge-pages transparent",
     )
