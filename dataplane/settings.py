@@ -37,8 +37,9 @@ class SessionLimits:
         short_turn_bytes: the same while another tenant waits: about 0.2 ms.
         unopened_weight: what all connections before HELLO together weigh beside tenants, whose default is 100.
         rate_wait_s: how long a request may be delayed that finds its tenant above its rates; beyond that it is refused.
-        tenant_in_flight_share, in_flight_share: a request that moves entries begins while the transfers of its tenant
-            hold less than this part of the tenant's limit, and all transfers less than this part of the arena.
+        in_flight_share: a request that moves entries begins while all transfers hold less than this part of the arena,
+            and its own tenant's less than half of that. A tenant that holds nothing may always begin.
+        tenant_in_flight_share: and while its own tenant's hold less than this part of the tenant's limit.
         sessions_max, tenant_sessions_max: open sessions in all, and of one tenant.
         unopened_max: connections before HELLO; the oldest gives way to a new one, or whoever says nothing would keep
             everybody out.
@@ -55,8 +56,8 @@ class SessionLimits:
     short_turn_bytes: int = MIB // 2
     unopened_weight: int = 20
     rate_wait_s: float = 0.25
-    tenant_in_flight_share: float = 0.25
     in_flight_share: float = 0.5
+    tenant_in_flight_share: float = 0.5
     linger_s: float = 2.0
     sessions_max: int = 1024
     unopened_max: int = 128

@@ -103,11 +103,12 @@ class TenantTraffic:
             self._node.in_flight.leave(self.flight, flight_place)
             self._node.wake_transfers()
 
-    def apply(self, policy: TenantPolicy | None, arena_bytes: int, tenant_share: float) -> None:
+    def apply(self, policy: TenantPolicy | None, tenant_share: float) -> None:
         """Take over what the policy says; it holds for requests that wait already, too."""
         quota = None if policy is None else policy.tiers.get(Tier.DRAM)
         self.flow.weight = WEIGHT_DEFAULT if quota is None else quota.weight
-        self.flight.bound_bytes = int(tenant_share * min(arena_bytes, 0 if quota is None else quota.limit_bytes))
+        limit_bytes = 0 if quota is None else quota.limit_bytes
+        self.flight.bound_bytes = min(int(tenant_share * limit_bytes), self._node.in_flight.bound_bytes // 2)
         limits = NO_RATE_LIMITS if policy is None else policy.rates
         self.rates.set_limits(limits, self._node.clock.monotonic_ns())
         if not self.rates.line.is_empty:
@@ -140,7 +141,6 @@ class Traffic:
         self.unopened: Final = Flow[Turn](limits.unopened_weight)
         self.in_flight: Final = InFlight(int(limits.in_flight_share * arena_bytes))
         self._limits = limits
-        self._arena_bytes = arena_bytes
         self._policy = NodePolicy(version=0)
         self._tenants: dict[TenantId, TenantTraffic] = {}
 
@@ -178,4 +178,4 @@ class Traffic:
 
     def _apply_to(self, traffic: TenantTraffic) -> None:
         policy = self._policy.tenants.get(traffic.tenant)
-        traffic.apply(policy, self._arena_bytes, self._limits.tenant_in_flight_share)
+        traffic.apply(policy, self._limits.tenant_in_flight_share)
