@@ -310,9 +310,7 @@ PLANTS: dict[str, Plant] = {
     "ignore reservations": Plant("I5", Pool, "admit", _ignore_reservations),
     "lend and not give back": Plant("I5", pool_module, "choose_victims", _lend_and_not_give_back),
     "forget to purge an epoch": Plant("I12", PolicyInForce, "_apply_namespaces", _forget_to_purge_an_epoch),
-    "take a new namespace for the old": Plant(
-        "I12", PolicyInForce, "_apply_namespaces", _take_new_namespace_for_old
-    ),
+    "take a new namespace for the old": Plant("I12", PolicyInForce, "_apply_namespaces", _take_new_namespace_for_old),
     "serve a suspended tenant": Plant("I12", PolicyInForce, "_apply_namespaces", _serve_a_suspended_tenant),
     "keep a deleted tenant": Plant("I12", CacheCore, "apply_policy", _keep_a_deleted_tenant),
     "one index for every tenant": Plant("I2", PolicyInForce, "open_index", _one_index_for_every_tenant),

@@ -7,7 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tests.sim.checks import check
+from tests.sim.two_tier_checks import Watch
+from tests.sim.two_tiers import TwoTierWorld
 from tests.sim.world import World
+
+DRAM, TWO_TIERS = "dram", "two-tiers"
+WORLDS = (DRAM, TWO_TIERS)
 
 
 @dataclass(frozen=True)
@@ -15,6 +20,7 @@ class Run:
     """What came of one seed.
 
     Attributes:
+        kind: of the world, one of WORLDS.
         steps: commands done.
         digest: sum over the whole transcript; the same seed has the same.
         done: how often each kind of thing happened.
@@ -22,6 +28,7 @@ class Run:
         transcript: the last commands.
     """
 
+    kind: str
     seed: int
     steps: int
     digest: str
@@ -31,24 +38,27 @@ class Run:
 
     def report(self) -> str:
         """The failure with what led to it, as text for people."""
-        lines = [f"seed {self.seed} fails after {self.steps} steps; the last commands:", *self.transcript]
-        return "\n".join(
-            [*lines, "", self.failure, f"replay: python -m tests.sim --seed {self.seed} --steps {self.steps}"]
-        )
+        lines = [f"{self.kind} seed {self.seed} fails after {self.steps} steps; the last commands:", *self.transcript]
+        replay = f"replay: python -m tests.sim --world {self.kind} --seed {self.seed} --steps {self.steps}"
+        return "\n".join([*lines, "", self.failure, replay])
 
 
-def run(seed: int, steps: int) -> Run:
+def run(seed: int, steps: int, kind: str = DRAM) -> Run:
     """Do ``steps`` commands of a seed's world, checking every rule after each."""
-    world = World(seed)
+    world = World(seed) if kind == DRAM else TwoTierWorld(seed)
     failure = ""
     try:
         for _ in range(steps):
+            watch = Watch(world) if isinstance(world, TwoTierWorld) else None
             world.step()
-            check(world)
+            if watch is not None and isinstance(world, TwoTierWorld):
+                watch.check(world)
+            elif isinstance(world, World):
+                check(world)
         world.finish()
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         failure = f"{type(error).__name__}: {error} ({at.filename.rsplit('/', 1)[-1]}:{at.lineno} {at.line})"
     finally:
         world.close()
-    return Run(seed, world.steps, world.digest, world.done, failure, tuple(world.transcript))
+    return Run(kind, seed, world.steps, world.digest, world.done, failure, tuple(world.transcript))
