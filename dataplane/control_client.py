@@ -241,7 +241,10 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             )
             await self._call(self._nodes.ReportUsage(report, metadata=self._metadata(), timeout=CALL_DEADLINE_S))
             try:
-                await asyncio.wait_for(self._report_soon.wait(), self._report_interval_s)
+                # Not wait_for: Python 3.11's loses a cancellation that comes together with the event, and the node
+                # could then not be stopped.
+                async with asyncio.timeout(self._report_interval_s):
+                    await self._report_soon.wait()
             except TimeoutError:
                 continue
             await asyncio.sleep(REPORT_GATHER_S)
