@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from prometheus_client import Metric
@@ -24,6 +24,14 @@ class Family:
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
+    _series: dict[tuple[str, ...], Series] = field(default_factory=dict, repr=False)
+
+    def series(self, *labels: str) -> Series:
+        """The one series of this family with these values of its labels but ``tenant``, whoever asks for it."""
+        found = self._series.get(labels)
+        if found is None:
+            found = self._series[labels] = Series(self, labels)
+        return found
 
     @property
     def exposed_name(self) -> str:
@@ -33,6 +41,14 @@ class Family:
     def metric(self) -> Metric:
         """An empty metric of this family."""
         return Metric(PREFIX + self.name, self.help, self.kind)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """A family and the values of its labels but ``tenant``; made by :meth:`Family.series` alone, one of each."""
+
+    family: Family
+    labels: tuple[str, ...]
 
 
 _T: Final = ("tenant",)

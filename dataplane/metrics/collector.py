@@ -14,13 +14,13 @@ from prometheus_client import GC_COLLECTOR, Metric, ProcessCollector
 from dataplane.core.cache import CacheCore
 from dataplane.core.usage import NodeUsage, TenantUsage
 from dataplane.metrics import catalog, readings
-from dataplane.metrics.catalog import FAMILIES, Family
+from dataplane.metrics.catalog import FAMILIES, Family, Series
 from dataplane.metrics.health import ControlLink, Health, HealthState
 from dataplane.metrics.labels import OTHER, Ledger, TenantLabels
 from dataplane.metrics.loop_lag import LoopLag
 from dataplane.metrics.meters import BUCKETS_S, Histogram, Meters, Transport
 from dataplane.metrics.pace import Pace
-from dataplane.metrics.readings import Rates, Readings, Series
+from dataplane.metrics.readings import Rates, Readings
 from saltern.names import TenantId
 
 #: Tenants whose books are taken at once.
@@ -164,14 +164,12 @@ class NodeCollector:
                 others[series] = others.get(series, 0) + value
 
     async def _rank(self, tenants: list[TenantId], pace: Pace) -> None:
-        used_bytes: dict[TenantId, int] = {}
-        traffic_bytes: dict[TenantId, int] = {}
         for at in range(0, len(tenants), _TENANTS_AT_ONCE):
             for tenant, usage in self._core.usage(tenants[at : at + _TENANTS_AT_ONCE]).tenants.items():
-                used_bytes[tenant] = usage.used_bytes + (usage.ssd.used_bytes if usage.ssd is not None else 0)
-                traffic_bytes[tenant] = readings.traffic_bytes(usage)
+                used_bytes = usage.used_bytes + (usage.ssd.used_bytes if usage.ssd is not None else 0)
+                self._labels.weigh(tenant, used_bytes=used_bytes, traffic_bytes=readings.traffic_bytes(usage))
             await pace.breathe()
-        self._labels.rank(used_bytes, traffic_bytes, monotonic())
+        self._labels.rank(monotonic())
 
 
 class _Sheet:
@@ -184,8 +182,9 @@ class _Sheet:
         self.metrics[family].add_sample(family.exposed_name, dict(zip(family.labels, labels, strict=True)), value)
 
     def add_readings(self, found: Mapping[Series, int], tenant: str) -> None:
-        for (family, labels), value in found.items():
-            self.add(family, value / 1e9 if family in _IN_NANOSECONDS else value, (tenant, *labels))
+        for series, value in found.items():
+            family = series.family
+            self.add(family, value / 1e9 if family in _IN_NANOSECONDS else value, (tenant, *series.labels))
 
     def add_histogram(self, family: Family, histogram: Histogram, labels: tuple[str, ...] = ()) -> None:
         metric, name = self.metrics[family], family.exposed_name

@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from dataplane.metrics.readings import Readings, Series
+from dataplane.metrics.catalog import Series
+from dataplane.metrics.readings import Readings
 from saltern.names import TenantId
 
 #: No tenant can have this name: identifiers begin with a letter.
@@ -41,6 +42,8 @@ class TenantLabels:
         self._ranked_s = float("-inf")
         self._traffic_seen: dict[TenantId, int] = {}
         self._traffic: dict[TenantId, float] = {}
+        self._by_use = _Largest(labels_max)
+        self._by_traffic = _Largest(labels_max)
 
     def __contains__(self, tenant: TenantId) -> bool:
         return tenant in self._labelled
@@ -52,7 +55,7 @@ class TenantLabels:
         """Withdraw the labels of whoever is not among ``tenants``; label all if there is room for all.
 
         Returns:
-            Whether there is not, so that :meth:`rank` has to choose.
+            Whether there is not, so that they have to be weighed and ranked.
         """
         present = set(tenants)
         for gone in self._labelled.keys() - present:
@@ -69,26 +72,30 @@ class TenantLabels:
     def is_ranking_due(self, now_s: float) -> bool:
         return now_s >= self._ranked_s + RANKING_S
 
-    def rank(self, used_bytes: Mapping[TenantId, int], traffic_bytes: Mapping[TenantId, int], now_s: float) -> None:
-        """Give labels to the largest, as far as there are labels.
+    def weigh(self, tenant: TenantId, *, used_bytes: int, traffic_bytes: int) -> None:
+        """Say how large a tenant is: call it for each one before :meth:`rank`.
 
         Args:
-            used_bytes: of every tenant, now.
-            traffic_bytes: of every tenant, so far.
+            used_bytes: what it holds now.
+            traffic_bytes: what it has asked for so far.
         """
+        before_bytes = self._traffic_seen.get(tenant, 0)
+        moved_bytes = traffic_bytes - before_bytes if traffic_bytes >= before_bytes else traffic_bytes
+        self._traffic_seen[tenant] = traffic_bytes
+        # Half of it is forgotten at each ranking: the last minutes count.
+        traffic = self._traffic[tenant] = self._traffic.get(tenant, 0.0) / 2 + moved_bytes
+        self._by_use.offer(used_bytes, tenant)
+        self._by_traffic.offer(traffic, tenant)
+
+    def rank(self, now_s: float) -> None:
+        """Give labels to the largest of those weighed since the last ranking, as far as there are labels."""
         self._ranked_s = now_s
-        for tenant, so_far_bytes in traffic_bytes.items():
-            before_bytes = self._traffic_seen.get(tenant, 0)
-            moved_bytes = so_far_bytes - before_bytes if so_far_bytes >= before_bytes else so_far_bytes
-            self._traffic_seen[tenant] = so_far_bytes
-            # Half of it is forgotten at each ranking: the last minutes count.
-            self._traffic[tenant] = self._traffic.get(tenant, 0.0) / 2 + moved_bytes
-        largest = [_largest(ranking, self.labels_max) for ranking in (used_bytes, self._traffic)]
-        large = {tenant for tenants in largest for tenant in tenants}
+        by_use, by_traffic = self._by_use.take(), self._by_traffic.take()
+        large = {*by_use, *by_traffic}
         for tenant, since_s in self._labelled.items():
             self._labelled[tenant] = None if tenant in large else since_s if since_s is not None else now_s
         # The largest by either measure in turn, so that each has half of the labels when they disagree.
-        deserving = _alternating(*largest)[: self.labels_max]
+        deserving = _alternating(by_use, by_traffic)[: self.labels_max]
         waiting = [tenant for tenant in deserving if tenant not in self._labelled]
         given_up = sorted(
             (since_s, tenant)
@@ -133,10 +140,26 @@ class Ledger:
             self._own.pop(gone, None)
 
 
-def _largest(sizes: Mapping[TenantId, float], count: int) -> list[TenantId]:
-    """Those above zero, the largest first; equal ones by name, so that the order is always the same."""
-    found = heapq.nsmallest(count, ((-size, tenant) for tenant, size in sizes.items() if size > 0))
-    return [tenant for _, tenant in found]
+class _Largest:
+    """The largest few of many, offered one by one."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        #: A heap: the smallest of them first.
+        self._kept: list[tuple[float, TenantId]] = []
+
+    def offer(self, size: float, tenant: TenantId) -> None:
+        if size <= 0 or not self._count:
+            return
+        if len(self._kept) < self._count:
+            heapq.heappush(self._kept, (size, tenant))
+        elif (size, tenant) > self._kept[0]:
+            heapq.heapreplace(self._kept, (size, tenant))
+
+    def take(self) -> list[TenantId]:
+        """They, the largest first; equal ones always in the same order. Begins anew."""
+        kept, self._kept = sorted(self._kept, reverse=True), []
+        return [tenant for _, tenant in kept]
 
 
 def _alternating(first: list[TenantId], second: list[TenantId]) -> list[TenantId]:

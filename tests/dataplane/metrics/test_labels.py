@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,10 +13,17 @@ from dataplane.metrics.labels import OTHER, PATIENCE_S, Ledger, TenantLabels
 from dataplane.metrics.readings import Readings
 from saltern.names import TenantId
 
-HITS = (GET_HITS, ())
-REFUSED = (PUTS_REFUSED, ("NODE_FULL",))
+HITS = GET_HITS.series()
+REFUSED = PUTS_REFUSED.series("NODE_FULL")
 NAMES = [TenantId(f"tenant-{number}") for number in range(6)]
 LABELS_MAX = 2
+
+
+def rank(labels: TenantLabels, used: Mapping[TenantId, int], traffic: Mapping[TenantId, int], now_s: float) -> None:
+    for tenant in NAMES:
+        labels.weigh(tenant, used_bytes=used.get(tenant, 0), traffic_bytes=traffic.get(tenant, 0))
+    labels.rank(now_s)
+
 
 #: What may happen between scrapes: (tenant, "count", how much), (tenant, "remove", -), (tenant, "add", -).
 EVENTS = st.lists(
@@ -49,7 +57,7 @@ def test_no_series_goes_back_and_every_increment_seen_is_counted_once(rounds: li
         present = list(truth)
         if labels.retain(present) and labels.is_ranking_due(now_s):
             sizes = {name: sum(counted.values()) for name, counted in truth.items()}
-            labels.rank(sizes, sizes, now_s)
+            rank(labels, sizes, sizes, now_s)
         ledger.retain(present)
         for name in removed:
             ended += sum(shown.pop((name, series), 0) for series in (HITS, REFUSED))
@@ -69,7 +77,7 @@ def test_all_have_labels_while_there_is_room_and_keep_them() -> None:
     labels = TenantLabels(3)
     assert not labels.retain(NAMES[:3])
     assert labels.retain(NAMES)
-    labels.rank(dict.fromkeys(NAMES, 10**9), dict.fromkeys(NAMES, 10**9), 0)
+    rank(labels, dict.fromkeys(NAMES, 10**9), dict.fromkeys(NAMES, 10**9), 0)
     assert all(name in labels for name in NAMES[:3])
     assert len(labels) == 3
 
@@ -77,29 +85,29 @@ def test_all_have_labels_while_there_is_room_and_keep_them() -> None:
 def test_the_largest_by_use_and_by_traffic_share_the_labels() -> None:
     labels = TenantLabels(2)
     labels.retain(NAMES)
-    labels.rank({NAMES[0]: 100, NAMES[1]: 90, NAMES[5]: 1}, {NAMES[5]: 1000, NAMES[4]: 900, NAMES[0]: 1}, 0)
+    rank(labels, {NAMES[0]: 100, NAMES[1]: 90, NAMES[5]: 1}, {NAMES[5]: 1000, NAMES[4]: 900, NAMES[0]: 1}, 0)
     assert NAMES[0] in labels and NAMES[5] in labels
 
 
 def test_a_label_is_withdrawn_only_after_long_patience_and_only_for_another() -> None:
     labels = TenantLabels(1)
     labels.retain(NAMES)
-    labels.rank({NAMES[0]: 100}, {}, 0)
+    rank(labels, {NAMES[0]: 100}, {}, 0)
     bigger = {NAMES[0]: 1, NAMES[1]: 100}
-    labels.rank(bigger, {}, 20)
-    labels.rank(bigger, {}, 20 + PATIENCE_S - 1)
+    rank(labels, bigger, {}, 20)
+    rank(labels, bigger, {}, 20 + PATIENCE_S - 1)
     assert NAMES[0] in labels
-    labels.rank({NAMES[0]: 200, NAMES[1]: 100}, {}, 20 + PATIENCE_S)  # large again: patience begins anew
-    labels.rank(bigger, {}, 40 + PATIENCE_S)
+    rank(labels, {NAMES[0]: 200, NAMES[1]: 100}, {}, 20 + PATIENCE_S)  # large again: patience begins anew
+    rank(labels, bigger, {}, 40 + PATIENCE_S)
     assert NAMES[0] in labels
-    labels.rank(bigger, {}, 60 + 2 * PATIENCE_S)
+    rank(labels, bigger, {}, 60 + 2 * PATIENCE_S)
     assert NAMES[1] in labels and len(labels) == 1
 
 
 def test_nobody_has_a_label_where_none_is_allowed() -> None:
     labels = TenantLabels(0)
     assert labels.retain(NAMES)
-    labels.rank({NAMES[0]: 100}, {NAMES[0]: 100}, 0)
+    rank(labels, {NAMES[0]: 100}, {NAMES[0]: 100}, 0)
     assert len(labels) == 0
 
 
