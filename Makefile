@@ -12,7 +12,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sim isolation chaos noisy lint format bench proto proto-check clean
+.PHONY: help setup demo test sim isolation chaos noisy lint format bench ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -59,6 +59,9 @@ format: setup  ## format the code
 
 bench: setup  ## measure beside the machine's own limits in one run; writes build/bench/report.json
 	@$(BIN)/saltern bench --output-dir build/bench $(BENCH_ARGS)
+
+ssd-cost: setup  ## measure the SSD tier beside its device: SSD_COST_ARGS="--folder /nvme --recovery-entries 1000000"
+	@$(BIN)/python -m dataplane.bench_ssd $(SSD_COST_ARGS)
 
 # The compiler lives apart: code made with 1.76 imports beside every later protobuf and grpcio, also beside vLLM's.
 $(PROTO_VENV)/.installed: Makefile

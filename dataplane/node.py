@@ -35,7 +35,7 @@ from dataplane.io.metrics_door import MetricsDoor
 from dataplane.io.session import NodeIdentity, NodeState
 from dataplane.io.session_table import Door, SessionTable
 from dataplane.io.shm import listen_unix, remove_socket_file
-from dataplane.io.ssd import SsdStatus, SsdStore
+from dataplane.io.ssd import SsdLimits, SsdStatus, SsdStore
 from dataplane.io.ssd_disk import Disk
 from dataplane.io.ssd_files import Files
 from dataplane.io.ssd_keys import load_node_key
@@ -298,7 +298,15 @@ class Node:
         files = Files()
         disk = Disk(settings.folder, load_node_key(settings.node_key_folder, files), files)
         workers = ThreadWorkers(asyncio.get_running_loop())
-        store = SsdStore(self._core, self._tier, arena=self._arena, disk=disk, clock=self._clock, workers=workers)
+        store = SsdStore(
+            self._core,
+            self._tier,
+            arena=self._arena,
+            disk=disk,
+            clock=self._clock,
+            workers=workers,
+            limits=SsdLimits(prefault=self.settings.prefault),
+        )
         stack.callback(store.release)
         stack.callback(workers.close)
         stack.push_async_callback(_close_store, store, self.settings.drain_s)

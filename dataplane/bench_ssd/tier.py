@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from dataplane.bench_ssd.report import Span, timed
 from dataplane.core.admission import open_partition
 from dataplane.core.cache import CacheCore
+from dataplane.core.entry import PutRefused
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.usage import SsdUsage
 from dataplane.io.arena import Arena
-from dataplane.io.batches import Blocks, GetBatch, PutBatch
 from dataplane.io.clock import Clock
 from dataplane.io.ssd import SsdLimits, SsdStatus, SsdStore
 from dataplane.io.ssd_disk import Disk
@@ -59,7 +60,7 @@ class BenchTier:
             limits=SsdLimits(prefault=True),
         )
         self._store.recover()
-        self._blocks = Blocks(self._core, self._arena, clock, self._store)
+        self._now = clock.monotonic_ns
         self._quotas = {Tier.DRAM: TierQuota(0, dram_bytes), Tier.SSD: TierQuota(0, ssd_bytes)}
         self._version = 0
         self._policy(epoch=1)
@@ -75,16 +76,11 @@ class BenchTier:
 
     async def put_all(self) -> tuple[int, Span]:
         """Put every block, never faster than the device takes what DRAM gives up; returns (bytes written, span)."""
-        low_bytes = self.status.staging_bytes // 8
+        low_bytes = self.status.staging_bytes // 4
         before_bytes = self._usage().counters.demoted_bytes
         with timed() as span:
             for key in self._keys:
-                batch = PutBatch(self._blocks, self._partition, [key])
-                memory = batch.start(0, self._block_bytes)
-                assert memory is not None
-                memory[:] = self._source
-                batch.finish(0, self._digest, self._digest)
-                batch.close()
+                self._put(key)
                 while self.status.staged_bytes > low_bytes:  # noqa: ASYNC110 - a real node does not wait for its tier
                     await asyncio.sleep(0.0005)
             self._tier.seal_all()
@@ -92,26 +88,34 @@ class BenchTier:
         return self._usage().counters.demoted_bytes - before_bytes, span
 
     async def get_all(self) -> tuple[int, Span]:
-        """Get every block in order; returns (bytes read from SSD, span)."""
+        """Get every block in order; returns (bytes read from SSD, span).
+
+        What DRAM still holds from the puts goes to SSD first: a get that evicts what is on SSD already writes nothing.
+        """
+        in_dram = self._arena.capacity_bytes // self._block_bytes
+        await self._get(self._keys[:in_dram])
+        await self._idle()
         before_bytes = self._usage().counters.read_bytes
-        batches = iter([self._keys[at : at + _GET_KEYS] for at in range(0, len(self._keys), _GET_KEYS)])
+        with timed() as span:
+            await self._get(self._keys[in_dram:] + self._keys[:in_dram])
+        return self._usage().counters.read_bytes - before_bytes, span
+
+    async def _get(self, keys: Sequence[BlockKey]) -> None:
+        batches = iter([keys[at : at + _GET_KEYS] for at in range(0, len(keys), _GET_KEYS)])
 
         async def client() -> None:
-            for keys in batches:
-                batch = GetBatch(self._blocks, self._partition, keys, None)
-                try:
-                    if batch.fetch is not None:
-                        arrived = asyncio.Event()
-                        batch.fetch.on_done(arrived.set)
-                        if not batch.fetch.is_done:
-                            await arrived.wait()
-                        batch.finish()
-                finally:
-                    batch.close()
+            for wanted in batches:
+                pins = self._core.get_start(self._partition, wanted, self._now(), counts_misses=False)
+                fetch = self._store.fetch(self._partition, wanted, pins, None)
+                if fetch is not None:
+                    arrived = asyncio.Event()
+                    fetch.on_done(arrived.set)
+                    if not fetch.is_done:
+                        await arrived.wait()
+                    fetch.close()
+                self._core.get_end(pins)
 
-        with timed() as span:
-            await asyncio.gather(*(client() for _ in range(_GETS)))
-        return self._usage().counters.read_bytes - before_bytes, span
+        await asyncio.gather(*(client() for _ in range(_GETS)))
 
     async def close(self) -> None:
         """Remove everything from the device and give all back."""
@@ -120,6 +124,12 @@ class BenchTier:
         self._workers.close()
         self._store.release()
         self._arena.close()
+
+    def _put(self, key: BlockKey) -> None:
+        ticket = self._core.put_start(self._partition, key, self._block_bytes, self._now())
+        assert not isinstance(ticket, PutRefused), ticket
+        self._arena.view(ticket.offset, self._block_bytes)[:] = self._source
+        self._core.put_commit(ticket, self._digest, self._now())
 
     async def _idle(self) -> None:
         while not self._store.is_idle:  # noqa: ASYNC110 - as above

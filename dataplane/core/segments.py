@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NewType, cast
 
@@ -91,6 +91,21 @@ class Tombstones:
     keys: tuple[BlockKey, ...]
 
 
+class Rows:
+    """Rows of a footer, decoded as they are asked for: 40 bytes each until then, and a recovery has millions."""
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, packed: bytes) -> None:
+        self._packed = packed
+
+    def __len__(self) -> int:
+        return len(self._packed) // _ROW.size
+
+    def __iter__(self) -> Iterator[Row]:
+        return cast("Iterator[Row]", _ROW.iter_unpack(self._packed))
+
+
 @dataclass(frozen=True, slots=True)
 class Footer:
     """Index of a sealed segment.
@@ -100,7 +115,7 @@ class Footer:
         tombstones: keys of which every record in an *older* segment is dead.
     """
 
-    rows: Sequence[Row]
+    rows: Rows
     tombstones: Sequence[BlockKey]
 
 
@@ -282,7 +297,7 @@ class SegmentCipher:
         rows_end = _COUNTS.size + row_count * _ROW.size
         if rows_end + tombstone_count * KEY_BYTES != body_bytes:
             raise BadFormatError("a footer whose counts do not add up")
-        rows = cast("list[Row]", list(_ROW.iter_unpack(body[_COUNTS.size : rows_end])))
+        rows = Rows(body[_COUNTS.size : rows_end])
         if any(
             not block or not size or block + 1 + -(-size // BLOCK_BYTES) > data_end_block for _, block, size in rows
         ):

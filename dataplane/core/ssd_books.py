@@ -46,14 +46,26 @@ class SsdEntry:
         is_hot: read since it was written; a reclaim writes it anew instead of losing it.
     """
 
-    __slots__ = ("block", "is_hot", "key", "segment", "size_bytes")
+    # Every word counts where there are millions: two numbers share one, and a fifth slot would cost two.
+    __slots__ = ("_block_and_hot", "key", "segment", "size_bytes")
 
     def __init__(self, key: BlockKey, segment: SegmentBooks, block: int, size_bytes: int) -> None:
         self.key = key
         self.segment = segment
-        self.block = block
+        self._block_and_hot = block << 1
         self.size_bytes = size_bytes
-        self.is_hot = False
+
+    @property
+    def block(self) -> int:
+        return self._block_and_hot >> 1
+
+    @property
+    def is_hot(self) -> bool:
+        return bool(self._block_and_hot & 1)
+
+    @is_hot.setter
+    def is_hot(self, value: bool) -> None:
+        self._block_and_hot = self._block_and_hot & ~1 | value
 
     @property
     def is_alive(self) -> bool:

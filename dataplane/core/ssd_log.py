@@ -37,6 +37,8 @@ SEGMENT_MIN_BYTES: Final = 256 * 1024
 SEGMENTS_PER_LIMIT: Final = 16
 #: From here on a tenant's oldest segments are reclaimed, so that the next record finds room at once.
 _SOFT_PERCENT: Final = 90
+#: Lengths remembered to be shared.
+_SIZES_MAX: Final = 1024
 
 
 class SegmentLog:
@@ -70,6 +72,7 @@ class SegmentLog:
         self._write_bytes_per_s = write_bytes_per_s
         self._segment_min_bytes = segment_min_bytes
         self._next_number = 1
+        self._sizes: dict[int, int] = {}
 
     # ---- recovery
 
@@ -108,13 +111,21 @@ class SegmentLog:
         for key in segment.tombstones:
             if key in index:
                 self._lose(index[key])
+        live_bytes = shared_size = record_bytes = 0
         for key, block, size_bytes in rows:
+            if size_bytes != shared_size:  # hardly ever: most blocks of a partition are of one length
+                shared_size = self._shared(size_bytes)
+                record_bytes = record_blocks(size_bytes) * BLOCK_BYTES
             older = index.get(key)
             if older is not None:
-                older.segment.live_bytes -= older.record_bytes
-            index[key] = entry = SsdEntry(key, segment, block, size_bytes)
+                if older.segment is segment:
+                    live_bytes -= older.record_bytes
+                else:
+                    older.segment.live_bytes -= older.record_bytes
+            index[key] = entry = SsdEntry(key, segment, block, shared_size)
             entries.append(entry)
-            segment.live_bytes += entry.record_bytes
+            live_bytes += record_bytes
+        segment.live_bytes = live_bytes
         segment.row_count = len(entries)
         partition.owner.segments[number] = segment
         self._charge(partition.owner, segment.charged_bytes)
@@ -129,6 +140,12 @@ class SegmentLog:
                 self._settle(segment)
 
     # ---- inside
+
+    def _shared(self, size_bytes: int) -> int:
+        """The same number as one object for all entries of that length."""
+        if len(self._sizes) >= _SIZES_MAX:
+            self._sizes.clear()
+        return self._sizes.setdefault(size_bytes, size_bytes)
 
     def _ask(self, action: SsdAction) -> None:
         self.actions.append(action)

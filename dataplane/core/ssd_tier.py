@@ -149,7 +149,7 @@ class SsdTier(SegmentLog):
             if replaced is None:
                 counters.dropped(DropReason.NO_ROOM)
         else:
-            entry = SsdEntry(append.key, segment, append.block, append.size_bytes)
+            entry = SsdEntry(append.key, segment, append.block, self._shared(append.size_bytes))
             if replaced is not None:
                 self._lose(replaced)
                 counters.relocations += 1

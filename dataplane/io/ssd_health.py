@@ -173,8 +173,9 @@ class Health:
             self._workers.call_later(RETRY_S, self._try_reads)
 
     def _try_reads(self) -> None:
-        self._failed_reads = READ_ERRORS_MAX - 1  # one more failure is enough
-        self._tier.is_readable = not self._unusable
+        if self._unreadable:
+            self._failed_reads = READ_ERRORS_MAX - 1  # one more failure is enough
+            self._tier.is_readable = not self._unusable
 
     # ---- the state
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from dataplane.core.segments import (
     BadFormatError,
     OtherVersionError,
     Row,
+    Rows,
     SegmentCipher,
     SegmentNumber,
     Tombstones,
@@ -48,7 +49,7 @@ class FoundSegment:
 
     path: SegmentPath
     end_block: int
-    rows: Sequence[Row]
+    rows: Collection[Row] | Rows
     tombstones: Sequence[BlockKey]
     is_sealed: bool
 

@@ -197,7 +197,8 @@ class Writer:
         errors = [outcome.error] * len(steps) if isinstance(outcome, Failed) else outcome
         for (_, items), error in zip(steps, errors, strict=True):
             if error is None:
-                self._health.write_succeeded()
+                if not isinstance(items[0], DropSegment | DestroyKey):  # removing works on a full device, too
+                    self._health.write_succeeded()
             elif not isinstance(error, SegmentClosedError):
                 self._health.write_failed(error)
             for item in items:

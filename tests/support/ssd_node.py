@@ -27,7 +27,7 @@ from saltern import wire
 from saltern.keys import BlockKey
 from saltern.names import NamespaceId, TenantId
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
-from tenants.quota import Tier, TierQuota
+from tenants.quota import NO_RATE_LIMITS, RateLimits, Tier, TierQuota
 
 T = TypeVar("T")
 KIB = 1024
@@ -87,6 +87,8 @@ class FaultyFiles(Files):
     Attributes:
         write_faults, read_faults: taken from the left, one for each operation; None for none. Writes: an errno, or
             "short". Reads: an errno, or "flip".
+        sync_faults: the same for making a segment durable, which then is not.
+        syncs: segments in the order in which that was tried.
         crash_in: the process dies in the middle of this many operations from now that change files; None for never.
         unsynced: for each file, the spans written since its last sync.
     """
@@ -94,6 +96,8 @@ class FaultyFiles(Files):
     def __init__(self) -> None:
         self.write_faults: deque[int | str | None] = deque()
         self.read_faults: deque[int | str | None] = deque()
+        self.sync_faults: deque[int | str | None] = deque()
+        self.syncs: list[Path] = []
         self.crash_in: int | None = None
         self.unsynced: dict[Path, list[tuple[int, int]]] = {}
         self.open_descriptors: set[int] = set()
@@ -141,6 +145,10 @@ class FaultyFiles(Files):
     def sync(self, descriptor: int) -> None:
         self._count()
         self._fault()
+        self.syncs.append(path_of(descriptor))
+        fault = self._next(self.sync_faults)
+        if isinstance(fault, int):
+            raise OSError(fault, os.strerror(fault))
         super().sync(descriptor)
         self.unsynced.pop(path_of(descriptor), None)
 
@@ -207,6 +215,7 @@ def policy_of(
     epochs: tuple[int, ...] = (1,),
     uid: str = "uid-1",
     block_bytes: int = MIB,
+    rates: RateLimits = NO_RATE_LIMITS,
 ) -> NodePolicy:
     """Tenants by name with their (DRAM, SSD) quotas, each with one namespace ``ns``."""
     return NodePolicy(
@@ -216,6 +225,7 @@ def policy_of(
                 TenantState.ACTIVE,
                 {Tier.DRAM: dram, Tier.SSD: ssd},
                 {NamespaceId("ns"): NamespacePolicy(uid, block_bytes, epochs)},
+                rates=rates,
             )
             for name, (dram, ssd) in quotas.items()
         },
@@ -250,7 +260,7 @@ class SsdNode:
             self.tier,
             arena=self.arena,
             disk=self.disk,
-            clock=Clock(self.tick, lambda: 0.0),
+            clock=Clock(self.tick, lambda: self.now_ns / 1e9),
             workers=self.workers,
             limits=SsdLimits(staging_bytes),
         )

@@ -210,11 +210,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     # ---- faults
 
-    @rule(fault=st.sampled_from([errno.EIO, errno.ENOSPC, "short", "flip", "die"]), after=st.integers(0, 6))
+    @rule(fault=st.sampled_from([errno.EIO, errno.ENOSPC, "short", "flip", "die", "sync"]), after=st.integers(0, 6))
     def fail_soon(self, fault: int | str, after: int) -> None:
         """The device fails at a later operation, and recovers from what failed before."""
         if fault == "die":
             self.files.crash_in = after + 1
+        elif fault == "sync":
+            self.files.sync_faults.extend([None] * after + [errno.EIO])
         elif fault == "flip":
             self.files.read_faults.extend([None] * after + [fault])
         else:
@@ -234,6 +236,7 @@ class StoreMachine(RuleBasedStateMachine):
     def stop_and_start(self) -> None:
         self.files.write_faults.clear()
         self.files.read_faults.clear()
+        self.files.sync_faults.clear()
         self.files.crash_in = None
         self.node.workers.drain()
         on_ssd = {
@@ -285,6 +288,7 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.files.write_faults.clear()
         self.files.read_faults.clear()
+        self.files.sync_faults.clear()
         self.files.crash_in = None
         self.limits.clear()
         self.node.apply(policy_of(self.version + 1, {}))

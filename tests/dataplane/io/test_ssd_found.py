@@ -1,13 +1,15 @@
-"""What the SSD store makes of a folder that it finds at the start: whole, torn, foreign, of another version (I7, I8)."""
+"""What the SSD store makes of a folder that it finds: whole, torn, foreign, of another version (I7, I8)."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from dataplane.core.segments import BLOCK_BYTES
 from dataplane.io.ssd import SsdState
 from dataplane.io.ssd_files import Files
 from saltern.errors import FailedPreconditionError
@@ -130,3 +132,30 @@ def test_a_rotten_footer_costs_nothing_but_time(start: Start) -> None:
             file.write(b"?")
     node = start()
     assert on_ssd(node, partition, range(40)) == before
+
+
+def test_i7_a_torn_footer_is_read_record_by_record(start: Start) -> None:
+    node = start()
+    partition = fill(node, "a", range(40))
+    node.store.close(lambda: None)
+    node.workers.drain()
+    before = on_ssd(node, partition, range(40))
+    paths = sorted((node.root / "a").rglob("*.seg"))
+    whole = {path: path.read_bytes() for path in paths}
+    tears: list[Callable[[bytes], bytes]] = [
+        lambda raw: raw[:-1],  # the last byte never arrived
+        lambda raw: raw[:-BLOCK_BYTES],  # nor the footer's only block
+        lambda raw: raw[:-BLOCK_BYTES] + bytes(BLOCK_BYTES),  # its place was taken and not written
+        lambda raw: raw[:-BLOCK_BYTES] + bytes(512) + raw[-BLOCK_BYTES + 512 :],  # its first sector was not
+        lambda raw: raw[:-10] + (9).to_bytes(2, "little") + raw[-8:],  # a footer of another version
+        lambda raw: raw + bytes(3 * BLOCK_BYTES),  # something lies behind it
+    ]
+    for tear in tears:
+        for path, raw in whole.items():
+            path.write_bytes(tear(raw))
+        node = start()
+        assert on_ssd(node, partition, range(40)) == before
+        node.workers.drain()
+        node.check_files()
+        assert node.file_bytes("a") == node.used_bytes("a"), "sealed anew, exactly"
+        assert all(node.get(partition, key_of(n)) == [value_of(n)] for n in before[:3])
