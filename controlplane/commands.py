@@ -52,6 +52,12 @@ def serve_control(ready_file: Path | None, **given: object) -> None:
 @click.option("--dram", type=SIZE, default="1GiB", show_default=True, help="Cache memory of each node.")
 @click.option("--ssd", type=SIZE, help="What each node may keep on disk below. [default: no SSD tier]")
 @click.option(
+    "--warm/--cold",
+    default=False,
+    show_default=True,
+    help="Keep DRAM in /dev/shm when stopped, until the next start or reboot; it serves what it held then.",
+)
+@click.option(
     "--ports",
     type=click.Choice(["fixed", "auto"]),
     default="fixed",
@@ -64,7 +70,9 @@ def serve_control(ready_file: Path | None, **given: object) -> None:
     envvar="SALTERN_DATABASE_URL",
     help="A PostgreSQL to use instead of a private one; with a password in it, set SALTERN_DATABASE_URL instead.",
 )
-def up(*, data_dir: Path | None, nodes: int, dram: int, ssd: int | None, ports: str, database_url: str | None) -> None:
+def up(
+    *, data_dir: Path | None, nodes: int, dram: int, ssd: int | None, warm: bool, ports: str, database_url: str | None
+) -> None:
     """Run control plane, Postgres and nodes on this machine until stopped."""
     from controlplane.up import StackOptions, run_stack
     from saltern.cli.settings import default_data_dir
@@ -74,6 +82,7 @@ def up(*, data_dir: Path | None, nodes: int, dram: int, ssd: int | None, ports: 
         nodes=nodes,
         dram_bytes=dram,
         ssd_bytes=ssd or 0,
+        warm=warm,
         fixed_ports=ports == "fixed",
         command="saltern" if data_dir is None else f"saltern --data-dir {shlex.quote(str(data_dir))}",
         database_url=database_url,

@@ -25,6 +25,7 @@ the next start takes up what the data directory holds.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import shutil
 import signal
@@ -70,6 +71,7 @@ class StackOptions:
         nodes: number of cache nodes; none is a control plane alone.
         dram_bytes: cache memory of each node.
         ssd_bytes: what each node may keep on disk, in its folder of the data directory; 0 for no SSD tier.
+        warm: keep DRAM in /dev/shm, so that the next start serves it again.
         fixed_ports: 7700 and up, or else any free ports.
         command: how the user calls the command line so that it finds this stack.
         database_url: a PostgreSQL to use instead of a private one, or None.
@@ -80,6 +82,7 @@ class StackOptions:
     dram_bytes: int
     fixed_ports: bool
     ssd_bytes: int = 0
+    warm: bool = False
     command: str = "saltern"
     database_url: str | None = None
 
@@ -213,6 +216,9 @@ class _Stack:
         if self._options.ssd_bytes:
             options |= {"--ssd-dir": self._dir / name / "ssd", "--ssd-bytes": self._options.ssd_bytes}
             size += f", {format_size(self._options.ssd_bytes)} SSD"
+        if self._options.warm:
+            options["--arena-dir"] = memory_folder(self._dir) / name
+            size += ", kept over a restart"
         arguments = ["serve", "node", *(str(word) for option in options.items() for word in option)]
         ready = await self._start_child(exits, name, arguments, {})
         self._say(f"{name:<11} serves on {ready['wire_endpoint']} ({size})")
@@ -279,6 +285,12 @@ class _Stack:
         if len(os.fsencode(longest)) <= _SOCKET_PATH_MAX_BYTES:
             return folder
         return Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="saltern-nodes-")))
+
+
+def memory_folder(data_dir: Path) -> Path:
+    """Where the nodes of a stack keep their memory: one folder for each user and data directory."""
+    digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
+    return Path(f"/dev/shm/saltern-{os.geteuid()}/{digest}")  # noqa: S108 - the node refuses a folder that is not safe
 
 
 def _prepare_data_dir(data_dir: Path) -> None:

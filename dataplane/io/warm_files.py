@@ -232,7 +232,9 @@ class ArenaFolder:
 
 def _make_folder(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for one in reversed([folder, *folder.parents]):
+            if not one.exists():
+                one.mkdir(exist_ok=True, mode=0o700)  # parents too, whatever the umask says
         found = folder.lstat()
         parents = [(parent, parent.stat()) for parent in folder.resolve().parents]
     except OSError as error:
