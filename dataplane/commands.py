@@ -192,7 +192,7 @@ def serve_node(
     api_key = read_api_key(api_key_file)
     _prepare_folder(state_dir)
     forbid_core_files()
-    configure_logging()
+    configure_logging(settings.node_id)
     raise_descriptor_limit()
     asyncio.run(_serve(settings, control, api_key, control_wait_s, ready_file))
 
@@ -253,7 +253,6 @@ async def _serve(
                 _log.warning("listening in plain text beyond this host", endpoint=str(endpoint))
         _log.info(
             "serving",
-            node=endpoints.node_id,
             wire=endpoints.wire_endpoint,
             grpc=endpoints.grpc_endpoint,
             metrics=endpoints.metrics_endpoint,

@@ -159,7 +159,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                     "lost touch with the control plane; serving the last policy",
                     reason=error.reason,
                     message=error.message,
-                    applied_version=self._node.applied_version,
+                    policy_version=self._node.applied_version,
                     retry_s=round(delay_s, 2),
                 )
                 await asyncio.sleep(delay_s)
@@ -215,7 +215,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             self._node.apply(*decode_snapshot(snapshot))
         except SalternError as error:
             self.link.refused(snapshot.version, error.reason)
-            _log.error("policy refused", version=snapshot.version, reason=error.reason, message=error.message)
+            _log.error("policy refused", policy_version=snapshot.version, reason=error.reason, message=error.message)
             return str(error)
         self.link.applied()
         self.has_policy.set()
@@ -273,7 +273,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         )
         self._fencing_epoch = response.fencing_epoch
         self._report_interval_s = max(response.report_interval.ToTimedelta().total_seconds(), REPORT_GATHER_S)
-        _log.info("registered", node=facts.node_id, fencing_epoch=response.fencing_epoch)
+        _log.info("registered", fencing_epoch=response.fencing_epoch)
 
     async def _exchange_if_due(self) -> None:
         if time() < self._token_expires_s - TOKEN_MARGIN_S:

@@ -6,16 +6,22 @@ import logging
 import sys
 
 import structlog
+from structlog.typing import EventDict, WrappedLogger
 
 
-def configure_logging() -> None:
-    """Set up structlog for this process.
+def configure_logging(node: str) -> None:
+    """Set up structlog for this process; every line says which ``node`` it is of, whatever thread wrote it.
 
     Tracebacks are plain text: structlog's own structured form would show local variables, and those hold secrets.
     """
+
+    def add_node(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        return {"node": node, **event}
+
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            add_node,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

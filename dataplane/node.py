@@ -127,7 +127,7 @@ class Node:
         self._state.traffic.apply(policy)
         _log.info(
             "policy applied",
-            version=applied.version,
+            policy_version=applied.version,
             tenants=len(policy.tenants),
             purged_entries=applied.purged_entries,
             evicted_entries=applied.evicted_entries,

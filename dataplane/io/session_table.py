@@ -162,7 +162,7 @@ class Door:
                 return
             except OSError as error:
                 # Out of descriptors: the listener would stay readable, so look away for a moment instead of spinning.
-                _log.error("cannot accept a connection", error=str(error))
+                _log.error("cannot accept a connection", reason=str(error))
                 self._look_away()
                 return
             if sock.family == socket.AF_UNIX:
