@@ -12,6 +12,8 @@ from typing import Final
 TURN_WORK: Final = 4 * 1024
 #: Any request: a frame read, decoded, checked at the gate, answered: 25 us.
 REQUEST_WORK: Final = 64 * 1024
+#: A token to verify: 0.4 ms.
+TOKEN_WORK: Final = 1024 * 1024
 #: A key of a lookup: 0.05 us.
 LOOKUP_KEY_WORK: Final = 128
 #: A key of a get, found or not: 2.5 us.

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from dataplane.core.work import REQUEST_WORK
+from dataplane.core.work import REQUEST_WORK, TOKEN_WORK
 from dataplane.io.exchange import Exchange
 from dataplane.io.letting_go import close_descriptor
 from dataplane.io.regions import RegionTable
@@ -94,6 +94,7 @@ class Conversation:
         stream, session, exchange = self._stream, self._session, self._exchange
         if stream.buffered_bytes < HEADER_BYTES and not self._next_follows():
             yield from self._await_header()
+        stream.spend_turn(REQUEST_WORK)
         opcode, request_id, payload_bytes = _PING, 0, 0
         try:
             body_max_bytes = wire.BODY_MAX_BYTES if session.is_open else wire.HELLO_BODY_MAX_BYTES
@@ -132,7 +133,7 @@ class Conversation:
         self._meter.observe(opcode, session.tenant, monotonic_ns() - began_ns)
         stream.close_stale_descriptors()
         self.is_busy = exchange.is_in_frame = False
-        if stream.spend_turn(REQUEST_WORK):
+        if stream.is_turn_over:
             yield TURN
         # A draining node answers what is here already with DRAINING, and waits for nothing more.
         return not session.is_draining or stream.buffered_bytes > 0 or stream.receive()
@@ -199,6 +200,8 @@ class Conversation:
         else:
             if opcode == _PING:
                 yield from self._exchange.enter(1)
+            else:
+                self._stream.spend_turn(TOKEN_WORK)
             reply = self._session.answer(opcode, body)
         return wire.encode_reply(opcode, header.request_id, wire.encode_body(reply))
 

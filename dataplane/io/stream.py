@@ -252,6 +252,10 @@ class ByteStream:
         """Work done in this turn (see :mod:`dataplane.core.work`)."""
         return self._turn_bytes - self._turn_left
 
+    @property
+    def is_turn_over(self) -> bool:
+        return self._turn_left <= 0
+
     def spend_turn(self, work: int) -> bool:
         """Account for work done; True when it is time to yield to other sessions."""
         self._turn_left -= work
