@@ -31,7 +31,7 @@ from dataplane.io.clock import Clock
 from dataplane.io.gate import Gate
 from dataplane.io.grpc_door import start_grpc_door
 from dataplane.io.health import HealthService, HealthWatch
-from dataplane.io.metrics_door import MetricsDoor
+from dataplane.io.metrics_door import metrics_door
 from dataplane.io.session import NodeIdentity, NodeState
 from dataplane.io.session_table import Door, SessionTable
 from dataplane.io.shm import listen_unix, remove_socket_file
@@ -50,6 +50,7 @@ from dataplane.metrics.loop_lag import LoopLag
 from dataplane.metrics.readings import Rates
 from dataplane.settings import NodeSettings, SsdSettings
 from saltern.endpoints import Endpoint
+from saltern.http_door import HttpDoor
 from saltern.names import TenantId
 from tenants.policy import NodePolicy
 from tenants.tokens import KeySet
@@ -248,7 +249,7 @@ class Node:
             tenants_max=self.settings.metrics_tenants_max,
         )
         listener = listen_tcp(listen, option="--metrics-listen")
-        door = MetricsDoor(listener, metrics=Exposition(collector).page, health=self._health.refresh)
+        door = metrics_door(listener, Exposition(collector), self._health.refresh)
         stack.push_async_callback(door.close)
         await door.open()
         return str(bound_endpoint(listener).advertised(self.settings.advertise_host))
@@ -264,7 +265,7 @@ class Node:
             now_s=monotonic(),
         )
 
-    def _facts(self, door: MetricsDoor) -> NodeFacts:
+    def _facts(self, door: HttpDoor) -> NodeFacts:
         ssd = self.ssd_status
         return NodeFacts(
             health=self.health,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.io.metrics_door import CONNECTIONS_MAX, HEAD_MAX_BYTES
 from dataplane.metrics.catalog import FAMILIES, STANDARD_NAMES
 from dataplane.metrics.labels import OTHER
 from dataplane.settings import SessionLimits, SsdSettings
 from saltern.errors import UnauthenticatedError
+from saltern.http_door import CONNECTIONS_MAX, HEAD_MAX_BYTES
 from tests.dataplane.test_draining import begin_put
 from tests.support.scraping import Scrape, ask, readiness
 from tests.support.ssd_node import FaultyFiles
@@ -263,7 +263,7 @@ def test_connections_that_say_nothing_give_way_to_those_that_ask(node: StaticNod
 
 
 def test_a_caller_too_slow_with_its_request_is_answered_408(node: StaticNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataplane.io.metrics_door.HEAD_S", 0.1)
+    monkeypatch.setattr("saltern.http_door.HEAD_S", 0.1)
     with raw(node) as sock:
         sock.sendall(b"GET /livez HTTP/1.1\r\n")
         assert sock.recv(65536).startswith(b"HTTP/1.1 408 ")
