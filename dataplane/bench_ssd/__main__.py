@@ -45,7 +45,6 @@ def main(
     output: str,
 ) -> None:
     """Measure the SSD tier, its device and its cipher in turns."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     size = parse_size(block_bytes, what="--block-bytes")
     blocks = parse_size(total_bytes, what="--total-bytes") // size
     with tempfile.TemporaryDirectory(prefix="saltern-bench-ssd-", dir=folder) as made:
@@ -117,4 +116,5 @@ def table(report: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     main()
