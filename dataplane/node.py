@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import resource
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
@@ -40,7 +40,7 @@ from dataplane.io.ssd_disk import Disk
 from dataplane.io.ssd_files import Files
 from dataplane.io.ssd_keys import load_node_key
 from dataplane.io.tcp import bound_endpoint, listen_tcp
-from dataplane.io.traffic import Traffic
+from dataplane.io.traffic import TenantTraffic, Traffic
 from dataplane.io.warm import DramStart, WarmRestart, open_arena
 from dataplane.io.workers import ThreadWorkers
 from dataplane.metrics.collector import NodeCollector, NodeFacts
@@ -106,6 +106,11 @@ class Node:
     def applied_version(self) -> int:
         """Version of the policy in force; 0 before the first."""
         return self._core.policy.version
+
+    @property
+    def traffic(self) -> Mapping[TenantId, TenantTraffic]:
+        """What tenants ask of the node now: turns, rates, bytes in flight."""
+        return self._state.traffic.tenants
 
     @property
     def session_count(self) -> int:

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dataplane.core.usage import NodeUsage
 from dataplane.io.clock import Clock
 from dataplane.io.ssd import SsdStatus
+from dataplane.io.traffic import TenantTraffic
 from dataplane.node import Node, NodeEndpoints
 from dataplane.settings import ArenaSettings, NodeSettings, SessionLimits, SsdSettings
 from saltern.endpoints import Endpoint
@@ -146,6 +147,10 @@ class StaticNode:
 
     def session_count(self) -> int:
         return self.call(lambda: self._node.session_count)
+
+    def traffic(self) -> Mapping[TenantId, TenantTraffic]:
+        """What the tenants ask of the node now; read it on the node's loop where it must not move meanwhile."""
+        return self._node.traffic
 
     def ssd_status(self) -> SsdStatus | None:
         return self.call(lambda: self._node.ssd_status)
