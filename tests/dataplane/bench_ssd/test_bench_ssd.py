@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from click.testing import CliRunner
+from structlog.testing import capture_logs
 
 from dataplane.bench_ssd.__main__ import main
 from dataplane.bench_ssd.recovery import measure_recovery
@@ -14,7 +15,8 @@ ARGUMENTS = ["--block-bytes", "64KiB", "--total-bytes", "4MiB", "--dram-bytes", 
 
 
 def test_the_report_holds_the_tier_beside_its_limits(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["--folder", str(tmp_path), *ARGUMENTS, "--output", "json"])
+    with capture_logs():
+        result = CliRunner().invoke(main, ["--folder", str(tmp_path), *ARGUMENTS, "--output", "json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.output)
     assert (report["block_bytes"], report["total_bytes"]) == (65536, 4 << 20)
