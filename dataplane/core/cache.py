@@ -107,7 +107,7 @@ class CacheCore:
         Returns:
             A ticket to write the bytes with; or, with nothing evicted (I6), a refusal carrying AlreadyExistsError,
             UnavailableError (WRITE_IN_PROGRESS), EntryTooLargeError, ResourceExhaustedError (QUOTA_EXCEEDED,
-            NODE_FULL), InvalidArgumentError or PermissionDeniedError.
+            NODE_FULL, TRANSFERS_FULL), InvalidArgumentError or PermissionDeniedError.
         """
         index = self._open.get(partition) or self._policies.open_index(partition)
         if index is None:
@@ -178,7 +178,11 @@ class CacheCore:
         find, touch, budget = index.entries.get, owner.order.touch, owner.budget
         touched_ns = max(now_ns, self._pool.last_ns)
         hits = hit_bytes = 0
-        for position in range(len(keys) - 1, -1, -1):
+        servable = len(keys)
+        if budget.used_bytes > self._pool.held.most_bytes(owner):
+            servable = self._pool.held.servable(index, keys)
+            owner.counters.hits_held_back += sum(key in index.entries for key in keys[servable:])
+        for position in range(servable - 1, -1, -1):
             entry = find(keys[position])
             if entry is None or (entry.state is _ADOPTED and not self._pool.verify(entry)):
                 continue

@@ -29,6 +29,7 @@ def check_invariants(pool: Pool) -> None:
         assert owner in pool.above_mark or next_trimmed(owner) is None, "a tenant above its soft mark is not noted"
     assert pool.above_mark.keys() <= set(pool.tenants.values()), "a tenant is to be trimmed that is gone"
     pool.borrowers.check_invariants(pool.tenants.values())
+    pool.held.check_invariants(pool.tenants.values())
     _check_arena(entries, pool.extents)
 
 

@@ -61,11 +61,13 @@ class PolicyInForce:
             )
         pool = self._pool
         quotas = {tenant: rules.tiers.get(Tier.DRAM, _NO_QUOTA) for tenant, rules in policy.tenants.items()}
-        check_reservations((q.reserved_bytes for q in quotas.values()), pool.extents.capacity_bytes, Tier.DRAM)
+        reserved_bytes = [quota.reserved_bytes for quota in quotas.values()]
+        check_reservations(reserved_bytes, pool.extents.capacity_bytes, Tier.DRAM)
         if self._ssd is not None:
             self._ssd.check_policy(policy)
         pool.advance(now_ns)
         self.policy = policy
+        pool.held.set_reserved(sum(reserved_bytes))
         if self._ssd is not None:
             self._ssd.apply_policy(policy)
 

@@ -13,6 +13,7 @@ from dataplane.core import refusals
 from dataplane.core.borrowers import Borrowers
 from dataplane.core.entry import Entry, EntryState, PutRefused
 from dataplane.core.extents import ArenaOffset, Extents
+from dataplane.core.held import HeldBeyond
 from dataplane.core.partition import Partition
 from dataplane.core.tenant_cache import PartitionIndex, TenantCache
 from dataplane.core.usage import EvictionCause
@@ -28,6 +29,7 @@ class Pool:
         tenants: every tenant that the policy names or that still holds bytes.
         open: partitions that the policy opens now, as far as they have been used.
         borrowers: who could lose an entry to somebody else's put; whatever changes a tenant is noted there.
+        held: what tenants hold beyond their reservations.
         above_mark: every tenant above its soft mark, and perhaps some that no longer are.
         detached: unreachable entries whose memory is still being read or written.
         last_ns: the latest time that a touch has had.
@@ -41,6 +43,7 @@ class Pool:
         self.tenants: Final[dict[TenantId, TenantCache]] = {}
         self.open: Final[dict[Partition, PartitionIndex]] = {}
         self.borrowers: Final = Borrowers()
+        self.held: Final = HeldBeyond(self.extents.capacity_bytes)
         self.above_mark: Final[dict[TenantCache, None]] = {}
         self.detached: Final[dict[Entry, None]] = {}
         self.last_ns = 0
@@ -62,6 +65,8 @@ class Pool:
         owner = index.owner
         budget = owner.budget
         offset = None
+        if budget.held_bytes + extent_bytes > budget.reserved_bytes and not self.held.may_hold(owner, extent_bytes):
+            return refusals.transfers_full(owner, size_bytes)
         if budget.used_bytes + extent_bytes <= budget.limit_bytes:
             offset = self.extents.allocate(extent_bytes)
         if offset is None:
@@ -184,6 +189,7 @@ class Pool:
         """Call after anything of a tenant changed: its entries, their order, who holds them, its books, its quota."""
         if self.tenants.get(owner.tenant) is owner:
             self.borrowers.note(owner)
+            self.held.note(owner)
             if owner.budget.used_bytes > owner.budget.soft_mark_bytes:
                 self.above_mark[owner] = None
 
@@ -191,6 +197,7 @@ class Pool:
         """The record of a tenant outside the policy stays only as long as it holds bytes (I8)."""
         if not owner.in_policy and not owner.budget.used_bytes:
             self.borrowers.forget(owner)
+            self.held.forget(owner)
             self.above_mark.pop(owner, None)
             self.tenants.pop(owner.tenant, None)
 

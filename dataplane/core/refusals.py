@@ -68,6 +68,22 @@ def quota_exceeded(owner: TenantCache, size_bytes: int) -> PutRefused:
     )
 
 
+def transfers_full(owner: TenantCache, size_bytes: int) -> PutRefused:
+    """Transfers beyond reservations fill what is promised to nobody (:mod:`dataplane.core.held`)."""
+    budget = owner.budget
+    return PutRefused(
+        ResourceExhaustedError(
+            f"an entry of {size_bytes} bytes would take what tenant {owner.tenant!r} has in transfer from"
+            f" {budget.held_bytes} further past its reservation of {budget.reserved_bytes} bytes, and the node keeps"
+            " the rest free for other tenants' reservations",
+            reason="TRANSFERS_FULL",
+            hint="retry when transfers in progress have ended, move fewer entries at a time, or raise the reservation",
+            metadata=_books(owner),
+            retry_after_ms=HELD_RETRY_MS,
+        )
+    )
+
+
 def node_full(owner: TenantCache, size_bytes: int, free_bytes: int) -> PutRefused:
     """The pool is full of what this tenant may not evict: reservations of others (I5) and entries in transfer."""
     return PutRefused(

@@ -33,6 +33,8 @@ class TenantCounters:
     Attributes:
         get_hits, get_misses: keys asked for and found, or not.
         get_bytes: lengths of the hits.
+        hits_held_back: keys asked for that were there and counted as misses, because too much was in transfer already
+            (:mod:`dataplane.core.held`).
         put_bytes: lengths of the entries stored.
         refused_by_reason: puts that were neither stored nor there already, by the reason of the error.
         evictions_by_cause, evicted_bytes_by_cause: entries of this tenant that left to make room or to meet a lower
@@ -43,6 +45,7 @@ class TenantCounters:
     get_hits: int = 0
     get_misses: int = 0
     get_bytes: int = 0
+    hits_held_back: int = 0
     put_bytes: int = 0
     puts_stored: int = 0
     taken_entries: int = 0

@@ -34,6 +34,7 @@ _CODES = {
     "ENTRY_TOO_LARGE": StatusCode.RESOURCE_EXHAUSTED,
     "QUOTA_EXCEEDED": StatusCode.RESOURCE_EXHAUSTED,
     "NODE_FULL": StatusCode.RESOURCE_EXHAUSTED,
+    "TRANSFERS_FULL": StatusCode.RESOURCE_EXHAUSTED,
     "CHECKSUM_MISMATCH": StatusCode.DATA_LOSS,
 }
 
@@ -200,7 +201,7 @@ class TrafficCommands:
     def _begin_get(self, session: Session, keys: list[BlockKey]) -> None:
         model, partition = self.model, session.partition
         rooms = [self.rng.choice([1, GRANULE_BYTES, 2**26, 2**26]) for _ in keys]
-        entries: list[SimEntry | None] = [model.find(partition, key) for key in keys]  # type: ignore[misc]
+        entries: list[SimEntry | None] = model.serve(partition, keys)  # type: ignore[assignment]
         batch = GetBatch(self.blocks, partition, keys, rooms)
         for _ in batch.pin():
             pass

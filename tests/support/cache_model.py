@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dataplane.core.extents import GRANULE_BYTES
+from dataplane.core.held import MARGIN_PARTS
 from dataplane.core.partition import Partition
 from dataplane.core.usage import EvictionCause, TenantCounters
 from saltern.keys import BlockKey
@@ -146,6 +147,47 @@ class CacheModel:
     def protected(self, tenant: TenantId) -> int:
         """Bytes that nobody else may take from a tenant."""
         return self._protected.get(tenant, self.quota(tenant).reserved_bytes)
+
+    def held(self, tenant: TenantId) -> int:
+        """Bytes of a tenant that cannot be evicted now."""
+        return sum(entry.extent_bytes for entry in self.of(tenant) if not entry.is_evictable)
+
+    def reserved_bytes(self) -> int:
+        return sum(rules.quota.reserved_bytes for rules in self.tenants.values())
+
+    def idle_bytes(self) -> int:
+        """What of all reservations is not used."""
+        return sum(max(0, rules.quota.reserved_bytes - self.used(tenant)) for tenant, rules in self.tenants.items())
+
+    def held_beyond(self) -> int:
+        """What tenants hold beyond their reservations."""
+        tenants = {entry.tenant for entry in self.live}
+        return sum(max(0, self.held(tenant) - self.quota(tenant).reserved_bytes) for tenant in tenants)
+
+    def may_hold(self, tenant: TenantId, extent_bytes: int, more: Iterable[ModelEntry] = ()) -> bool:
+        """Whether a tenant that holds ``more`` besides may hold an entry of that size (I5)."""
+        reserved_bytes = self.quota(tenant).reserved_bytes
+        held_bytes = self.held(tenant)
+        others_bytes = self.held_beyond() - max(0, held_bytes - reserved_bytes)
+        held_bytes += sum(entry.extent_bytes for entry in more)
+        after_bytes = max(0, held_bytes + extent_bytes - reserved_bytes)
+        shared_bytes = self.capacity_bytes - self.reserved_bytes() + self.capacity_bytes // MARGIN_PARTS
+        is_first = not others_bytes and held_bytes <= reserved_bytes
+        return after_bytes == 0 or others_bytes + after_bytes <= shared_bytes or is_first
+
+    def serve(self, partition: Partition, keys: Sequence[BlockKey]) -> list[ModelEntry | None]:
+        """What a get of ``keys`` finds: the front of the batch, as far as it may be held; counts what is held back."""
+        entries = [self.find(partition, key) for key in keys]
+        taken: list[ModelEntry] = []
+        for position, entry in enumerate(entries):
+            if entry is None or entry.pins or entry in taken:
+                continue
+            if not self.may_hold(partition.tenant, entry.extent_bytes, taken):
+                held_back = sum(entry is not None for entry in entries[position:])
+                self.counters[partition.tenant].hits_held_back += held_back
+                return [*entries[:position], *[None] * (len(keys) - position)]
+            taken.append(entry)
+        return entries
 
     def coldest_first(self, tenant: TenantId) -> list[ModelEntry]:
         """Readable entries from the next victim on."""
@@ -286,6 +328,10 @@ class CacheModel:
             if excess_bytes <= self.evictable(requester):
                 self.unlawful.append("refused for a quota that own evictions could have met")
             return
+        if reason == "TRANSFERS_FULL":
+            if self.may_hold(requester, extent_bytes):
+                self.unlawful.append("refused for transfers that left room")
+            return
         assert reason == "NODE_FULL", reason
         if excess_bytes > self.evictable(requester):
             self.unlawful.append("NODE_FULL although the quota refused it")
@@ -293,6 +339,9 @@ class CacheModel:
             self.unlawful.append("NODE_FULL although own evictions would have made room")
         if self.used(requester) + extent_bytes <= quota.reserved_bytes and extent_bytes == GRANULE_BYTES:
             self._expect_nobody_else_has_spare(requester)
+            shared_bytes = self.capacity_bytes - self.reserved_bytes()
+            if self.idle_bytes() + shared_bytes - self.held_beyond() >= extent_bytes and not self._protected:
+                self.unlawful.append("I5: transfers kept an owner from its reservation beyond the margin")
 
     def _expect_nobody_else_has_spare(self, requester: TenantId) -> None:
         """For a put of one granule, for which any one victim is enough."""

@@ -57,9 +57,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = CacheCore(
-            CAPACITY, eviction=self.EVICTION, reservations=self.RESERVATIONS, soft_mark_percent=SOFT_MARK_PERCENT
-        )
+        self.core = self.new_core()
         self.model = CacheModel(CAPACITY)
         self.version = 0
         self.uids = 0
@@ -71,6 +69,11 @@ class CacheMachine(RuleBasedStateMachine):
         for tenant in TENANTS:
             self.model.tenants[tenant] = ModelTenant(TierQuota(3 * G, 9 * G), namespaces=self.new_namespaces())
         self.push()
+
+    def new_core(self) -> CacheCore:
+        return CacheCore(
+            CAPACITY, eviction=self.EVICTION, reservations=self.RESERVATIONS, soft_mark_percent=SOFT_MARK_PERCENT
+        )
 
     # ---- policy
 
@@ -239,8 +242,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.read(self.partition(where), batch)
 
     def read(self, partition: Partition, wanted: list[BlockKey]) -> None:
+        entries = self.model.serve(partition, wanted)
         pins = self.core.get_start(partition, wanted, self.tick())
-        entries = [self.model.find(partition, key) for key in wanted]
         assert [pin is not None for pin in pins] == [entry is not None for entry in entries]
         for pin, entry in list(zip(pins, entries, strict=True))[::-1]:
             if pin is not None and entry is not None:

@@ -8,7 +8,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from dataplane.core.cache import CacheCore
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.reservations import Reservations
 from dataplane.core.snapshot import ArenaIdentity, decode_snapshot
@@ -32,7 +31,7 @@ class RestartMachine(CacheMachine):
         }
         counts = {tenant: owner.order.counts for tenant, owner in before.items() if orders[tenant]}
 
-        self.core = CacheCore(CAPACITY, eviction=self.EVICTION, reservations=self.RESERVATIONS)
+        self.core = self.new_core()
         self.now_ns = idle_ns  # another boot's clock, perhaps
         self.core.apply_policy(self.model.policy(self.version), self.now_ns)
         adopted = self.core.adopt(decode_snapshot(data), lambda offset, _: offset + 1, self.tick())
