@@ -9,6 +9,7 @@ import secrets
 import signal
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,11 +22,13 @@ from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from dataplane.io.host_memory import HugePages
 from dataplane.log import configure_logging
 from dataplane.node import Node, NodeEndpoints, raise_descriptor_limit
+from dataplane.policy_file import PolicyFile
 from dataplane.settings import METRICS_TENANTS_MAX, ArenaSettings, NodeSettings, SsdSettings, parse_mode
 from saltern.admin_client import ApiKey, read_api_key
+from saltern.cli.parameters import DURATION
 from saltern.core_files import forbid_core_files
 from saltern.endpoints import parse_endpoint
-from saltern.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from saltern.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, UnavailableError
 from saltern.names import parse_node_id
 from saltern.sizes import parse_size
 
@@ -142,6 +145,14 @@ FIRST_POLICY_S: Final = 15.0
     metavar="SECONDS",
     help="How long a starting node waits for a control plane that is starting as well.",
 )
+@click.option(
+    "--policy-max-age",
+    envvar="SALTERN_NODE_POLICY_MAX_AGE",
+    type=DURATION,
+    default="24h",
+    metavar="DURATION",
+    help="How long the last policy is served without the control plane, over restarts too.",
+)
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Written when the node serves.")
 def serve_node(
     *,
@@ -168,6 +179,7 @@ def serve_node(
     allow_plaintext: bool,
     advertise_host: str,
     control_wait_s: float,
+    policy_max_age: timedelta,
     ready_file: Path | None,
 ) -> None:
     """Serve one cache node until SIGTERM or Ctrl-C."""
@@ -194,7 +206,8 @@ def serve_node(
     forbid_core_files()
     configure_logging(settings.node_id)
     raise_descriptor_limit()
-    asyncio.run(_serve(settings, control, api_key, control_wait_s, ready_file))
+    kept = PolicyFile(state_dir, settings.node_id, policy_max_age.total_seconds())
+    asyncio.run(_serve(settings, control, api_key, kept=kept, control_wait_s=control_wait_s, ready_file=ready_file))
 
 
 def _ssd_settings(
@@ -218,7 +231,13 @@ def _ssd_settings(
 
 
 async def _serve(
-    settings: NodeSettings, control: str, api_key: ApiKey, control_wait_s: float, ready_file: Path | None
+    settings: NodeSettings,
+    control: str,
+    api_key: ApiKey,
+    *,
+    kept: PolicyFile,
+    control_wait_s: float,
+    ready_file: Path | None,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -236,8 +255,8 @@ async def _serve(
             dram_capacity_bytes=settings.dram_bytes,
             ssd_capacity_bytes=settings.ssd.capacity_bytes if settings.ssd else 0,
         )
-        client = await stack.enter_async_context(ControlClient(control, api_key, registration, node))
-        if not await _until(stop, client.join(control_wait_s)):
+        client = await stack.enter_async_context(ControlClient(control, api_key, registration, node, kept))
+        if not await _until(stop, _join(client, control_wait_s)):
             return
         node.control = client.link
         # Stopped first of all on the way out: a leaving node must not register again over its successor.
@@ -259,11 +278,21 @@ async def _serve(
             dram=str(node.dram_start),
         )
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({stopping, following}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if following.done():
-            following.result()  # it never ends by itself but by a fault of ours
+        outlasting = asyncio.create_task(client.outlast(), name="policy age")
+        ended, _ = await asyncio.wait({stopping, following, outlasting}, return_when=asyncio.FIRST_COMPLETED)
+        await _cancel(stopping)
+        await _cancel(outlasting)
         _log.info("draining", sessions=node.session_count)
+        for task in ended - {stopping}:
+            task.result()  # raises: following ends by a fault of ours alone, outlasting when the policy is too old
+
+
+async def _join(client: ControlClient, patience_s: float) -> None:
+    """Register; where the control plane does not answer in time, serve the policy of before the restart (I9)."""
+    try:
+        await client.join(patience_s)
+    except (UnavailableError, DeadlineExceededError) as error:
+        client.resume(error)
 
 
 async def _first_policy(client: ControlClient, control: str) -> None:

@@ -28,6 +28,7 @@ import structlog
 from dataplane.core.usage import NodeUsage, PolicyApplied
 from dataplane.metrics.health import ControlLink
 from dataplane.policy_codec import decode_snapshot, encode_usage
+from dataplane.policy_file import SNAPSHOT_MAX_BYTES, PolicyFile
 from saltern.admin.v1 import quotas_pb2
 from saltern.admin_client import ApiKey
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
@@ -53,9 +54,10 @@ BACKOFF_FIRST_S: Final = 0.2
 BACKOFF_MAX_S: Final = 10.0
 #: A connection that lasted this long was a good one: the next attempt starts without patience lost.
 SETTLED_S: Final = 30.0
+#: The kept policy is marked as current when it was last marked this long ago.
+CONFIRM_S: Final = 10.0
 #: Changes within this time go into one report.
 REPORT_GATHER_S: Final = 0.1
-SNAPSHOT_MAX_BYTES: Final = 64 * 1024 * 1024
 _CHANNEL_OPTIONS: Final = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.service_config_disable_resolution", 1),
@@ -94,13 +96,25 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
     Args:
         endpoint: ``host:port`` of the control plane.
         api_key: of the role node; exchanged for short-lived tokens.
+        kept: where every applied policy is kept for a restart (I9); None for nowhere, and then it is served for ever.
     """
 
-    def __init__(self, endpoint: str, api_key: ApiKey, registration: Registration, node: PolicySink) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        api_key: ApiKey,
+        registration: Registration,
+        node: PolicySink,
+        kept: PolicyFile | None = None,
+    ) -> None:
         self._endpoint = endpoint
         self._api_key = api_key
         self._registration = registration
         self._node = node
+        self._kept = kept
+        #: When the control plane last took in what the node said, on the clock of ``monotonic``.
+        self._in_touch_s = monotonic()
+        self._confirmed_s = 0.0
         self._token = ""
         self._token_expires_s = 0.0
         #: 0 until registered.
@@ -139,6 +153,54 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                 if monotonic() > deadline_s:
                     raise
                 await asyncio.sleep(BACKOFF_FIRST_S)
+
+    def resume(self, absence: SalternError) -> None:
+        """Serve the policy that was kept, because the control plane cannot be reached; ``run`` goes on looking for it.
+
+        Args:
+            absence: why :meth:`join` gave up.
+
+        Raises:
+            SalternError: ``absence`` where no policy was kept, or none that this node can serve; the log says why.
+        """
+        if self._kept is None:
+            raise absence
+        try:
+            kept = self._kept.read(time())
+            self._node.apply(*decode_snapshot(kept.snapshot))
+        except SalternError as error:
+            _log.warning("no kept policy to serve", reason=error.reason, message=error.message)
+            raise absence from None
+        self._in_touch_s = monotonic() - kept.age_s
+        self.link.lost(self._in_touch_s, absence.reason)
+        self.has_policy.set()
+        _log.warning(
+            "the control plane cannot be reached; serving the kept policy",
+            reason=absence.reason,
+            policy_version=kept.snapshot.version,
+            age_s=round(kept.age_s),
+            age_max_s=round(self._kept.age_max_s),
+        )
+
+    async def outlast(self) -> None:
+        """Wait until the policy may no longer be served (I9): the control plane has been silent for too long.
+
+        Raises:
+            UnavailableError: POLICY_TOO_OLD, then.
+        """
+        if self._kept is None:
+            await asyncio.Event().wait()
+            return
+        while True:
+            left_s = self._in_touch_s + self._kept.age_max_s - monotonic()
+            if left_s <= 0:
+                raise UnavailableError(
+                    f"the control plane at {self._endpoint} has not answered for {self._kept.age_max_s:.0f} s,"
+                    " as long as its last policy may be served",
+                    reason="POLICY_TOO_OLD",
+                    hint="bring the control plane back and start the node; --policy-max-age is how long it may be away",
+                )
+            await asyncio.sleep(left_s)
 
     async def run(self) -> None:
         """Follow the policy and report usage until cancelled, through every absence of the control plane."""
@@ -188,7 +250,10 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         try:
             await call.write(self._answer())
             while isinstance(response := await call.read(), node_pb2.StreamPolicyResponse):
-                await call.write(self._answer(self._apply(response.snapshot)))
+                error_message = self._apply(response.snapshot)
+                if not error_message:
+                    await self._keep(response.snapshot)
+                await call.write(self._answer(error_message))
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, endpoint=self._endpoint) from None
         except asyncio.InvalidStateError:
@@ -222,6 +287,24 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         self._report_soon.set()
         return ""
 
+    async def _keep(self, snapshot: node_pb2.PolicySnapshot) -> None:
+        """Keep what has been applied. A node that cannot write goes on serving: a restart is then less well off."""
+        if self._kept is None:
+            return
+        try:
+            await asyncio.to_thread(self._kept.write, snapshot)
+        except OSError as error:
+            _log.warning(
+                "policy not kept for a restart", path=str(self._kept.path), message=error.strerror or str(error)
+            )
+
+    def _is_in_touch(self) -> None:
+        """The control plane has taken in what the node said, while nothing newer was left to hear."""
+        self._in_touch_s = monotonic()
+        if self._kept is not None and self._in_touch_s - self._confirmed_s >= CONFIRM_S:
+            self._confirmed_s = self._in_touch_s
+            self._kept.confirm()
+
     def _answer(self, error_message: str = "") -> node_pb2.StreamPolicyRequest:
         return node_pb2.StreamPolicyRequest(
             node_id=self._registration.node_id,
@@ -240,6 +323,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                 tenants=encode_usage(self._node.usage()),
             )
             await self._call(self._nodes.ReportUsage(report, metadata=self._metadata(), timeout=CALL_DEADLINE_S))
+            self._is_in_touch()
             try:
                 # Not wait_for: Python 3.11's loses a cancellation that comes together with the event, and the node
                 # could then not be stopped.

@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 
 from saltern.admin.v1 import credentials_pb2, tenants_pb2, usage_pb2
 from saltern.endpoints import Endpoint
-from saltern.errors import PermissionDeniedError
+from saltern.errors import PermissionDeniedError, UnauthenticatedError
 from tests.support.control import Control, control_plane, migrate
 from tests.support.wire_client import WireClient, block, key
 
@@ -200,3 +202,85 @@ async def refused_soon(client: WireClient, reason: str) -> None:
                 if error.reason == reason:
                     return
             await asyncio.sleep(0.02)
+
+
+async def kept_by_a_node(control: Control, folder: Path) -> tuple[str, str]:
+    """Start a node, let it keep its policy in ``folder`` and kill it; return a writer's token and the node's key."""
+    token, secret = await writer_token(control), await node_key(control)
+    with serve_node(folder, str(control.plane.endpoint), secret) as node:
+        await node.ready()  # written after the policy was applied; kept a moment later
+        async with asyncio.timeout(DEADLINE_S):
+            while not (folder / "policy.snapshot").exists():
+                await asyncio.sleep(0.02)
+        node.process.kill()
+        await node.end()
+    (folder / "ready.json").unlink()
+    return token, secret
+
+
+async def test_i9_a_node_restarted_without_its_control_plane_serves_the_kept_policy(  # type: ignore[no-untyped-def]
+    postgres, tmp_path: Path
+) -> None:
+    folder = tmp_path / "node"
+    with postgres.fresh_database(migrate) as database, ExitStack() as stack:
+        async with control_plane(database, tmp_path / "control") as first:
+            admin_key = await first.redeem()
+            await first.add_tenant("acme", "chat", limit_bytes=16 * 1024 * 1024)
+            token, secret = await kept_by_a_node(first, folder)
+            endpoint = first.plane.endpoint
+        node = stack.enter_context(serve_node(folder, str(endpoint), secret, "--control-wait", "0"))
+        ready = await node.ready()
+        client = stack.enter_context(connect(ready["wire_endpoint"]))
+        await asyncio.to_thread(client.hello, token)
+        assert client.put({key(1): block(1)}).codes == b"\x00"
+        assert client.get(key(1)) == {key(1): block(1)}
+        with connect(ready["wire_endpoint"]) as stranger, pytest.raises(UnauthenticatedError):
+            await asyncio.to_thread(stranger.hello, token[:-8] + "AAAAAAAA")
+        health = await asyncio.to_thread(readiness, ready["metrics_endpoint"])
+        assert "CONTROL_PLANE_LOST" in health
+
+        listen = Endpoint(endpoint.host, endpoint.port)
+        async with control_plane(database, tmp_path / "control", listen=listen) as second:
+            second.admin_key = admin_key
+            await usage_reaches(second, 4096)
+            delete = tenants_pb2.DeleteTenantRequest(name="tenants/acme")
+            await second.tenants.DeleteTenant(delete, metadata=await second.bearer(admin_key))
+            await refused_soon(client, "NAMESPACE_NOT_AVAILABLE")
+        node.process.send_signal(signal.SIGTERM)
+        status, printed = await node.end()
+    assert status == 0, printed
+    assert "serving the kept policy" in printed
+    assert token not in printed
+
+
+def readiness(endpoint: str) -> str:
+    """What ``/readyz`` says, where the node is ready."""
+    with urllib.request.urlopen(f"http://{endpoint}/readyz", timeout=10) as response:
+        return response.read().decode()
+
+
+async def test_i9_the_kept_policy_is_served_for_the_stated_window_only(control: Control, tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    _, secret = await kept_by_a_node(control, folder)
+    policy = folder / "policy.snapshot"
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
+    arguments = ("--control-wait", "0", "--policy-max-age", "1h")
+
+    def set_age(age_s: float) -> None:
+        os.utime(policy, (time.time() - age_s,) * 2)
+
+    set_age(3600 - 5)
+    with serve_node(folder, endpoint, secret, *arguments) as node:
+        await node.ready()
+        status, printed = await node.end()
+    assert status == 7 and "has not answered for 3600 s" in printed, printed
+    set_age(3601)
+    with serve_node(folder, endpoint, secret, *arguments) as node:
+        status, printed = await node.end()
+    assert status == 7 and "KEPT_POLICY_TOO_OLD" in printed and "cannot reach" in printed, printed
+    set_age(0)
+    policy.chmod(0o644)
+    with serve_node(folder, endpoint, secret, *arguments) as node:
+        status, printed = await node.end()
+    assert status == 7 and "KEPT_POLICY_EXPOSED" in printed, printed
