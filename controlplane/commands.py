@@ -18,6 +18,9 @@ _PATH = click.Path(path_type=Path)
 
 @click.command("control")
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen; port 0 takes any free one. [127.0.0.1:7700]")
+@click.option(
+    "--metrics-listen", metavar="HOST:PORT", help="Metrics and health over HTTP; 'off' for none. [127.0.0.1:7704]"
+)
 @click.option("--database-url", metavar="URL", help="PostgreSQL, as the application's role.")
 @click.option("--migration-database-url", metavar="URL", help="PostgreSQL, as the role that owns the schema.")
 @click.option("--state-dir", type=_PATH, help="Folder for the key-encryption key and the bootstrap token.")
@@ -26,9 +29,9 @@ _PATH = click.Path(path_type=Path)
 def serve_control(ready_file: Path | None, **given: object) -> None:
     """Serve the control plane over a Postgres database.
 
-    Every option but --ready-file can come from the environment instead: SALTERN_CONTROL_LISTEN, SALTERN_DATABASE_URL,
-    SALTERN_MIGRATION_DATABASE_URL, SALTERN_STATE_DIR, SALTERN_ALLOW_PLAINTEXT. A URL with a password in it should:
-    everybody on the host can read a command line.
+    Every option but --ready-file can come from the environment instead: SALTERN_CONTROL_LISTEN,
+    SALTERN_CONTROL_METRICS_LISTEN, SALTERN_DATABASE_URL, SALTERN_MIGRATION_DATABASE_URL, SALTERN_STATE_DIR,
+    SALTERN_ALLOW_PLAINTEXT. A URL with a password in it should: everybody on the host can read a command line.
     """
     from controlplane.log import configure_logging
     from controlplane.server import serve

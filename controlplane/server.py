@@ -35,6 +35,7 @@ from controlplane.auth.verifier import TokenVerifier
 from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, connect
 from controlplane.files import announced, make_folder
+from controlplane.metrics import ControlMetrics, serving_metrics
 from controlplane.node.policy_feed import PolicyFeed
 from controlplane.node.registry import LOST_AFTER
 from controlplane.node.service import NodeService
@@ -87,18 +88,29 @@ class ControlPlane:
 
     Attributes:
         endpoint: where it listens; the port is the real one.
+        metrics_endpoint: where it serves metrics; empty for nowhere.
     """
 
     def __init__(
-        self, endpoint: Endpoint, server: grpc.aio.Server, health_service: health.aio.HealthServicer, feed: PolicyFeed
+        self,
+        endpoint: Endpoint,
+        server: grpc.aio.Server,
+        health_service: health.aio.HealthServicer,
+        feed: PolicyFeed,
+        *,
+        metrics: ControlMetrics,
+        metrics_endpoint: str,
     ) -> None:
         self.endpoint = endpoint
+        self.metrics_endpoint = metrics_endpoint
+        self._metrics = metrics
         self._server = server
         self._health = health_service
         self._feed = feed
 
     async def drain(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Say NOT_SERVING, end the policy streams, let other calls finish for ``timeout_s`` seconds, then stop."""
+        self._metrics.is_draining = True
         await self._health.enter_graceful_shutdown()
         await self._feed.drain()
         await self._server.stop(timeout_s)
@@ -108,7 +120,8 @@ async def serve(settings: ControlSettings, *, ready_file: Path | None = None) ->
     """Run the control plane until SIGTERM or SIGINT.
 
     Args:
-        ready_file: written when the process serves (JSON: ``endpoint``, ``pid``), removed at the end.
+        ready_file: written when the process serves (JSON: ``endpoint``, ``metrics_endpoint``, ``pid``), removed at the
+            end.
 
     Raises:
         SalternError: it cannot start; one line that says what, why and what to do.
@@ -118,7 +131,12 @@ async def serve(settings: ControlSettings, *, ready_file: Path | None = None) ->
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with running(settings) as control_plane:
-        with announced(ready_file, {"endpoint": str(control_plane.endpoint), "pid": os.getpid()}):
+        announcement = {
+            "endpoint": str(control_plane.endpoint),
+            "metrics_endpoint": control_plane.metrics_endpoint,
+            "pid": os.getpid(),
+        }
+        with announced(ready_file, announcement):
             await stop.wait()
             _log.info("draining")
 
@@ -134,8 +152,9 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         key_encryption_key, key_ring = await _load_keys(settings, database, clock)
         denials = DenialLog(database, clock)
         feed = PolicyFeed(settings.database_url.get_secret_value())
+        metrics = ControlMetrics(database, clock)
         server = grpc.aio.server(
-            interceptors=[AuthenticationDoor(TokenVerifier(database, key_ring.key_set, clock), denials)],
+            interceptors=[metrics, AuthenticationDoor(TokenVerifier(database, key_ring.key_set, clock), denials)],
             options=_OPTIONS,
             maximum_concurrent_rpcs=_CALLS_MAX,
         )
@@ -169,8 +188,11 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
 
         following = asyncio.create_task(feed.run(), name="policy feed")
         stack.push_async_callback(_cancel, following)
+        metrics_endpoint = await stack.enter_async_context(serving_metrics(metrics, settings.metrics_listen))
         await server.start()
-        control_plane = ControlPlane(endpoint, server, health_service, feed)
+        control_plane = ControlPlane(
+            endpoint, server, health_service, feed, metrics=metrics, metrics_endpoint=metrics_endpoint
+        )
         stack.push_async_callback(control_plane.drain)
         if not settings.listen.is_loopback:
             _log.warning("listening in plain text beyond this host", endpoint=str(endpoint))

@@ -13,6 +13,7 @@ from saltern.errors import InvalidArgumentError
 from tenants.tokens import LIFETIME_MAX_S
 
 CONTROL_PORT_DEFAULT = 7700
+METRICS_PORT_DEFAULT = 7704
 TOKEN_LIFETIME_DEFAULT_S = 600
 TOKEN_LIFETIME_MIN_S = 5
 
@@ -22,6 +23,8 @@ class ControlSettings(BaseSettings):
 
     Attributes:
         listen: ``SALTERN_CONTROL_LISTEN``.
+        metrics_listen: ``SALTERN_CONTROL_METRICS_LISTEN``: where metrics are served over HTTP; None, or the text
+            ``off``, for nowhere.
         database_url: ``SALTERN_DATABASE_URL``: the application role, without BYPASSRLS.
         migration_database_url: ``SALTERN_MIGRATION_DATABASE_URL``: the role that owns the schema; the application
             role if unset.
@@ -35,6 +38,10 @@ class ControlSettings(BaseSettings):
 
     listen: Annotated[Endpoint, NoDecode] = Field(
         default=Endpoint("127.0.0.1", CONTROL_PORT_DEFAULT), validation_alias=AliasChoices("SALTERN_CONTROL_LISTEN")
+    )
+    metrics_listen: Annotated[Endpoint | None, NoDecode] = Field(
+        default=Endpoint("127.0.0.1", METRICS_PORT_DEFAULT),
+        validation_alias=AliasChoices("SALTERN_CONTROL_METRICS_LISTEN"),
     )
     database_url: SecretStr = Field(validation_alias=AliasChoices("SALTERN_DATABASE_URL"))
     migration_database_url: SecretStr | None = Field(
@@ -52,6 +59,13 @@ class ControlSettings(BaseSettings):
     @field_validator("listen", mode="before")
     @classmethod
     def _parse_listen(cls, value: object) -> object:
+        return parse_endpoint(value) if isinstance(value, str) else value
+
+    @field_validator("metrics_listen", mode="before")
+    @classmethod
+    def _parse_metrics_listen(cls, value: object) -> object:
+        if value == "off":
+            return None
         return parse_endpoint(value) if isinstance(value, str) else value
 
 
@@ -85,4 +99,6 @@ def load_settings(**given: object) -> ControlSettings:
             hint="see `saltern serve control --help`",
         ) from None
     check_plaintext(settings.listen, allow_plaintext=settings.allow_plaintext, what="--listen")
+    if settings.metrics_listen is not None:
+        check_plaintext(settings.metrics_listen, allow_plaintext=settings.allow_plaintext, what="--metrics-listen")
     return settings

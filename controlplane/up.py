@@ -49,7 +49,7 @@ from saltern.sizes import format_size
 NODES_MAX: Final = 64
 _SOCKET_PATH_MAX_BYTES: Final = 107  # sockaddr_un.sun_path less its NUL
 _HOST: Final = "127.0.0.1"
-#: Nodes take two ports each from 7701 on; their metrics are beyond the last of them, 7901 and up.
+#: Nodes take two ports each from 7701 on. Metrics are beyond the last of them: 7900, and 7901 and up for the nodes.
 _METRICS_PORT_OFFSET: Final = 200
 _READY_TEXT: Final = """
 Saltern is ready: control plane on {endpoint}. In another terminal:
@@ -191,6 +191,7 @@ class _Stack:
     async def _start_control(self, exits: AsyncExitStack, environment: Mapping[str, str]) -> str:
         """Start the control plane; return its endpoint."""
         arguments = ["serve", "control", "--listen", f"{_HOST}:{self._options.port(0)}"]
+        arguments += ["--metrics-listen", f"{_HOST}:{self._options.port(_METRICS_PORT_OFFSET)}"]
         arguments += ["--state-dir", str(self._dir / "control")]
         ready = await self._start_child(exits, "control", arguments, environment)
         self._say(f"control     serves on {ready['endpoint']}")

@@ -13,6 +13,7 @@ from sqlalchemy import URL, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from saltern.errors import InvalidArgumentError
 
@@ -41,6 +42,13 @@ class Database:
         """
         async with self._sessions() as session, session.begin():
             yield session
+
+    @property
+    def connections_in_use(self) -> int:
+        """How many connections of the pool somebody holds now."""
+        pool = self.engine.pool
+        assert isinstance(pool, AsyncAdaptedQueuePool)
+        return pool.checkedout()
 
     async def ping(self) -> None:
         """Return if the database answers; raises as ``transaction`` does."""

@@ -201,7 +201,8 @@ class Deployment:
     # ---- the control plane
 
     def _start_control(self) -> Served:
-        arguments = ["control", "--listen", self._control_endpoint, "--state-dir", str(self.folder / "control")]
+        arguments = ["control", "--listen", self._control_endpoint, "--metrics-listen", "off"]
+        arguments += ["--state-dir", str(self.folder / "control")]
         return Served(arguments, self._database, self.folder, "control")
 
     def kill_control(self) -> None:

@@ -57,6 +57,7 @@ class Served:
 def serving(state_dir: Path, *arguments: str, **environment: str) -> Iterator[Served]:
     ready_file = state_dir / "ready.json"
     command = [sys.executable, "-m", "saltern", "serve", "control", "--state-dir", str(state_dir)]
+    command += ["--metrics-listen", "127.0.0.1:0"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SALTERN_")}
     with subprocess.Popen(
         [*command, "--ready-file", str(ready_file), *arguments],

@@ -112,7 +112,7 @@ def test_a_stack_from_first_start_to_last(reachable_tmp_path: Path) -> None:
         assert run["control_endpoint"] != other_run["control_endpoint"]
         assert other_run["nodes"] == []
         (node,) = run["nodes"]
-        assert {"node_id", "wire_endpoint", "grpc_endpoint", "shm_path", "pid"} <= node.keys()
+        assert {"node_id", "wire_endpoint", "grpc_endpoint", "shm_path", "metrics_endpoint", "pid"} <= node.keys()
         for name in ("admin.key", "node.key"):
             assert stat.S_IMODE((data_dir / "credentials" / name).stat().st_mode) == 0o600
 

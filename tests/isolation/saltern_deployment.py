@@ -170,7 +170,12 @@ def running_deployment(
         state = folder / "control"
 
         def start_control(listen: str) -> Served:
-            return Served(["control", "--listen", listen, "--state-dir", str(state)], urls, folder, "control")
+            return Served(
+                ["control", "--listen", listen, "--metrics-listen", "off", "--state-dir", str(state)],
+                urls,
+                folder,
+                "control",
+            )
 
         first = start_control("127.0.0.1:0")
         deployment = SalternDeployment(start_control, "", make_client)

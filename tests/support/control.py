@@ -61,6 +61,7 @@ def migrate(database: DatabaseUrls) -> None:
 def settings_for(database: DatabaseUrls, state_dir: Path, listen: Endpoint = ANY_PORT) -> ControlSettings:
     return ControlSettings(
         listen=listen,
+        metrics_listen=Endpoint("127.0.0.1", 0),
         database_url=text_of(database.app),
         migration_database_url=text_of(database.owner),
         state_dir=state_dir,

@@ -42,10 +42,11 @@ def readiness(endpoint: str) -> tuple[int, str, list[str]]:
 class Scrape:
     """A page of metrics, parsed."""
 
-    def __init__(self, endpoint: str, *, openmetrics: bool = False) -> None:
+    def __init__(self, endpoint: str, *, openmetrics: bool = False, prefix: str = "saltern_node_") -> None:
         accept = "application/openmetrics-text; version=1.0.0" if openmetrics else "text/plain"
         response = ask(endpoint, "/metrics", headers={"Accept": accept})
         assert response.status == 200
+        self._prefix = prefix
         self.text = response.body.decode()
         parse = parse_openmetrics if openmetrics else parse_text
         self.metrics: list[Metric] = list(parse(self.text))
@@ -56,15 +57,15 @@ class Scrape:
         }
 
     def value(self, name: str, **labels: str) -> float | None:
-        """One sample of a node's metric, or None."""
-        return self._samples.get((f"saltern_node_{name}", frozenset(labels.items())))
+        """One sample, or None."""
+        return self._samples.get((self._prefix + name, frozenset(labels.items())))
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of all samples of that name with these labels among theirs."""
         return sum(
             value
             for (found, found_labels), value in self._samples.items()
-            if found == f"saltern_node_{name}" and labels.items() <= dict(found_labels).items()
+            if found == self._prefix + name and labels.items() <= dict(found_labels).items()
         )
 
     def label_values(self, label: str) -> set[str]:

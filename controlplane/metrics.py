@@ -1,0 +1,244 @@
+"""What the control plane tells over HTTP to those who watch it: ``/metrics``, ``/livez`` and ``/readyz``."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib.metadata import version
+from time import monotonic, perf_counter
+from typing import Any, Final, TypeAlias
+
+import grpc
+import structlog
+from prometheus_client import (
+    CONTENT_TYPE_PLAIN_0_0_4,
+    GC_COLLECTOR,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.openmetrics import exposition as openmetrics
+from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from controlplane.clock import Clock
+from controlplane.db import Database, models
+from controlplane.node.registry import LOST_AFTER
+from saltern.endpoints import Endpoint
+from saltern.errors import FailedPreconditionError
+from saltern.http_door import Answer, HttpDoor
+
+_log = structlog.get_logger(__name__)
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+#: What was read from the database is told again for so long: whoever scrapes costs no more than this.
+_KEEP_S: Final = 2.0
+#: A database that does not answer within this is not one to be ready with.
+_DATABASE_S: Final = 2.0
+_BACKLOG: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    """What the database says of the nodes; None where it does not answer."""
+
+    live: int
+    lost: int
+    behind: int
+    policy_version: int
+
+
+class ControlMetrics(grpc.aio.ServerInterceptor):
+    """Counts calls as the outermost interceptor of the server, and collects the rest when somebody scrapes.
+
+    Attributes:
+        is_draining: set when the control plane begins to stop.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._database = database
+        self._clock = clock
+        self._cluster: _Cluster | None = None
+        self._read_s = float("-inf")
+        self._lock = asyncio.Lock()
+        self.is_draining = False
+        self._registry = registry = CollectorRegistry()
+        labels = ("method", "code")
+        self._requests = Counter("saltern_control_requests", "Calls answered.", labels, registry=registry)
+        self._seconds = Histogram(
+            "saltern_control_request_duration_seconds",
+            "How long calls took, but for streams.",
+            ("method",),
+            buckets=_BUCKETS_S,
+            registry=registry,
+        )
+        self._streams = Gauge("saltern_control_streams", "Streams that are open.", ("method",), registry=registry)
+        self._nodes = Gauge("saltern_control_nodes", "Registered nodes, by state.", ("state",), registry=registry)
+        self._behind = Gauge("saltern_control_nodes_behind", "Live nodes with an older policy.", registry=registry)
+        self._version = Gauge("saltern_control_policy_version", "The newest policy.", registry=registry)
+        self._up = Gauge("saltern_control_database_up", "1 while the database answers.", registry=registry)
+        in_use = "Connections of the pool that are in use."
+        self._in_use = Gauge("saltern_control_database_connections_in_use", in_use, registry=registry)
+        self._build = Info("saltern_control_build", "What runs here.", registry=registry)
+        self._build.info({"version": version("saltern-server")})
+        ProcessCollector(registry=registry)
+        registry.register(GC_COLLECTOR)
+
+    # ---- calls
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None  # a method that is not here: its name is the caller's, and must not become a label
+        method = handler_call_details.method.lstrip("/").rpartition(".")[2]
+        codec = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.stream_unary is not None:
+            inner_call: Any = handler.stream_unary
+
+            async def call(requests: AsyncIterator[Any], context: Context) -> Any:
+                began_s = perf_counter()
+                with self._counted(method, context):
+                    try:
+                        return await inner_call(requests, context)
+                    finally:
+                        self._seconds.labels(method).observe(perf_counter() - began_s)
+
+            return grpc.stream_unary_rpc_method_handler(call, **codec)
+        assert handler.stream_stream is not None, "the door inside turns every other handler into one of these two"
+        inner_stream: Any = handler.stream_stream
+
+        async def stream(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            with self._counted(method, context), self._streams.labels(method).track_inprogress():
+                async for response in inner_stream(requests, context):
+                    yield response
+
+        return grpc.stream_stream_rpc_method_handler(stream, **codec)
+
+    @contextmanager
+    def _counted(self, method: str, context: Context) -> Iterator[None]:
+        code = grpc.StatusCode.OK
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except BaseException:
+            code = _code_of(context) or grpc.StatusCode.UNKNOWN
+            raise
+        finally:
+            self._requests.labels(method, code.name).inc()
+
+    # ---- pages
+
+    async def metrics(self, accept: str) -> Answer:
+        """The page of ``/metrics``."""
+        cluster = await self._look()
+        self._up.set(cluster is not None)
+        if cluster is not None:
+            self._nodes.labels("live").set(cluster.live)
+            self._nodes.labels("lost").set(cluster.lost)
+            self._behind.set(cluster.behind)
+            self._version.set(cluster.policy_version)
+        self._in_use.set(self._database.connections_in_use)
+        if "application/openmetrics-text" in accept.lower():
+            page = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+            return Answer(HTTPStatus.OK, page, openmetrics.CONTENT_TYPE_LATEST)
+        return Answer(HTTPStatus.OK, generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4)
+
+    async def readyz(self, _accept: str) -> Answer:
+        """Ready while the database answers and the control plane does not drain."""
+        if self.is_draining:
+            return _not_ready("draining", "DRAINING", "the control plane is shutting down")
+        if await self._look() is None:
+            return _not_ready("unready", "DATABASE_UNAVAILABLE", "the database does not answer")
+        return Answer.of_json(HTTPStatus.OK, {"state": "ready", "reasons": []})
+
+    async def _look(self) -> _Cluster | None:
+        async with self._lock:
+            if monotonic() >= self._read_s + _KEEP_S:
+                try:
+                    async with asyncio.timeout(_DATABASE_S):
+                        self._cluster = await self._read()
+                except (SQLAlchemyError, OSError, TimeoutError):
+                    self._cluster = None
+                self._read_s = monotonic()
+            return self._cluster
+
+    async def _read(self) -> _Cluster:
+        is_live = models.Node.last_report_time > self._clock() - LOST_AFTER
+        async with self._database.transaction() as session:
+            newest = await session.scalar(select(models.PolicyState.version)) or 0
+            is_behind = is_live & (models.Node.applied_version < newest)
+            statement = select(func.count().filter(is_live), func.count(), func.count().filter(is_behind)).select_from(
+                models.Node
+            )
+            row = (await session.execute(statement)).one()
+            live, nodes, behind = row[0], row[1], row[2]
+        return _Cluster(live=live, lost=nodes - live, behind=behind, policy_version=newest)
+
+
+@asynccontextmanager
+async def serving_metrics(metrics: ControlMetrics, listen: Endpoint | None) -> AsyncIterator[str]:
+    """Serve over HTTP for the time of the block; gives where, or an empty text for ``listen`` None.
+
+    Raises:
+        FailedPreconditionError: CANNOT_LISTEN.
+    """
+    if listen is None:
+        yield ""
+        return
+    try:
+        family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+        listener = socket.create_server((listen.host, listen.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise FailedPreconditionError(
+            f"cannot listen on {listen} for metrics: {(error.strerror or 'not usable').lower()}",
+            reason="CANNOT_LISTEN",
+            hint="choose another address with --metrics-listen; port 0 takes any free one, 'off' serves none",
+        ) from None
+
+    async def livez(_accept: str) -> Answer:
+        return Answer.of_json(HTTPStatus.OK, {"state": "alive"})
+
+    pages = {"/metrics": metrics.metrics, "/livez": livez, "/readyz": metrics.readyz}
+    door = HttpDoor(listener, pages, on_failure=functools.partial(_log.exception, "metrics request failed"))
+    endpoint = Endpoint(listen.host, listener.getsockname()[1])
+    await door.open()
+    try:
+        yield str(endpoint)
+    finally:
+        await door.close()
+
+
+def _not_ready(state: str, reason: str, message: str) -> Answer:
+    reasons = [{"reason": reason, "message": message}]
+    return Answer.of_json(HTTPStatus.SERVICE_UNAVAILABLE, {"state": state, "reasons": reasons})
+
+
+def _code_of(context: Context) -> grpc.StatusCode | None:
+    """The status that the call was ended with, or None: grpc.aio keeps its number."""
+    number = context.code()
+    for code in grpc.StatusCode:
+        if number in (code, code.value[0]) and code is not grpc.StatusCode.OK:
+            return code
+    return None

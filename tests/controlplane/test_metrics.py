@@ -1,0 +1,105 @@
+"""The control plane's metrics and readiness, over a real socket, on a real database that comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psycopg.sql
+import pytest
+
+from controlplane import metrics as control_metrics
+from saltern.admin.v1 import credentials_pb2, tenants_pb2
+from saltern.auth.v1 import auth_pb2
+from saltern.node.v1 import node_pb2, node_pb2_grpc
+from tests.support.control import Control, control_plane, migrate, refused
+from tests.support.scraping import Scrape, ask
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+@pytest.fixture
+async def control(postgres, tmp_path: Path) -> AsyncIterator[Control]:  # type: ignore[no-untyped-def]
+    with postgres.fresh_database(migrate) as database:
+        async with control_plane(database, tmp_path / "control") as running:
+            await running.redeem()
+            yield running
+
+
+async def scrape(control: Control, *, openmetrics: bool = False) -> Scrape:
+    return await asyncio.to_thread(
+        Scrape, control.plane.metrics_endpoint, openmetrics=openmetrics, prefix="saltern_control_"
+    )
+
+
+async def test_calls_are_counted_by_method_and_code_and_unknown_ones_not_at_all(control: Control) -> None:
+    await control.add_tenant("acme", "chat", limit_bytes=1024)
+    request = tenants_pb2.GetTenantRequest(name="tenants/nobody")
+    await refused(control.tenants.GetTenant(request, metadata=await control.bearer(control.admin_key)))
+    await refused(control.tenants.GetTenant(request))
+    await refused(control.exchange(f"sk-saltern-{'0' * 16}-{'A' * 43}"))
+    for number in range(3):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await control.channel.unary_unary(f"/made.up.Service/Method{number}")(b"")
+    page = await scrape(control)
+    assert page.value("requests_total", method="TenantService/CreateTenant", code="OK") == 1
+    assert page.value("requests_total", method="TenantService/GetTenant", code="NOT_FOUND") == 1
+    assert page.value("requests_total", method="TenantService/GetTenant", code="UNAUTHENTICATED") == 1
+    assert page.value("requests_total", method="AuthService/ExchangeApiKey", code="UNAUTHENTICATED") == 1
+    assert page.value("request_duration_seconds_count", method="TenantService/GetTenant") == 2
+    assert "Method" not in "".join(page.label_values("method"))
+    assert page.value("database_up") == 1 and page.value("policy_version") is not None
+    assert control.admin_key not in page.text
+
+
+async def test_nodes_are_counted_by_whether_they_report(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_metrics, "_KEEP_S", 0.0)
+    key = await control.add_api_key(credentials_pb2.ROLE_NODE, key_id="node")
+    endpoint = auth_pb2.NodeEndpoint(node_id="node-1", wire_endpoint="127.0.0.1:1", grpc_endpoint="127.0.0.1:2")
+    register = node_pb2.RegisterNodeRequest(node_id="node-1", endpoint=endpoint)
+    nodes: Any = node_pb2_grpc.NodeServiceStub(control.channel)
+    await nodes.RegisterNode(register, metadata=await control.bearer(key))
+    page = await scrape(control, openmetrics=True)
+    assert (page.value("nodes", state="live"), page.value("nodes", state="lost")) == (1, 0)
+    assert page.value("nodes_behind") == 1
+
+
+async def test_without_its_database_it_is_alive_and_not_ready(
+    postgres,  # type: ignore[no-untyped-def]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control_metrics, "_KEEP_S", 0.0)
+    with postgres.fresh_database(migrate) as database:
+        async with control_plane(database, tmp_path / "control") as control:
+            endpoint = control.plane.metrics_endpoint
+            assert (await asyncio.to_thread(ask, endpoint, "/readyz")).json == {"state": "ready", "reasons": []}
+            allow(postgres, database.name, allowed=False)
+            response = await asyncio.to_thread(ask, endpoint, "/readyz")
+            assert response.status == 503 and response.json["reasons"][0]["reason"] == "DATABASE_UNAVAILABLE"
+            assert (await asyncio.to_thread(ask, endpoint, "/livez")).status == 200
+            assert (await scrape(control)).value("database_up") == 0
+            allow(postgres, database.name, allowed=True)
+            assert (await asyncio.to_thread(ask, endpoint, "/readyz")).status == 200
+
+
+def allow(postgres, database: str, *, allowed: bool) -> None:  # type: ignore[no-untyped-def]
+    """Let connections to ``database`` in, or cut those that there are and let no other in."""
+    with postgres.server.connect("superuser", "postgres") as connection:
+        name = psycopg.sql.Identifier(database)
+        connection.execute(
+            psycopg.sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS {}").format(name, psycopg.sql.Literal(allowed))
+        )
+        if not allowed:
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (database,))
+
+
+async def test_every_name_is_documented_and_every_documented_name_is_exposed(control: Control) -> None:
+    page = await scrape(control)
+    declared = set(re.findall(r"^# TYPE (saltern_control_\w+)", page.text, re.M))
+    documented = set(re.findall(r"^\| `(saltern_control_\w+)` \|", DOCS.read_text(), re.M))
+    assert declared == documented
