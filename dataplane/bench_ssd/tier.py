@@ -76,7 +76,7 @@ class BenchTier:
 
     async def put_all(self) -> tuple[int, Span]:
         """Put every block, never faster than the device takes what DRAM gives up; returns (bytes written, span)."""
-        low_bytes = self.status.staging_bytes // 4
+        low_bytes = self.status.staging_bytes * 3 // 8
         before_bytes = self._usage().counters.demoted_bytes
         with timed() as span:
             for key in self._keys:
