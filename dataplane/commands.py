@@ -17,6 +17,7 @@ import click
 import structlog
 
 from dataplane.control_client import ControlClient, Registration
+from dataplane.copy_tuning import restart_tuned
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from dataplane.io.host_memory import HugePages
@@ -125,6 +126,11 @@ FIRST_POLICY_S: Final = 15.0
 )
 @click.option("--prefault/--no-prefault", default=True, help="Take the memory at start instead of at first use.")
 @click.option(
+    "--copy-tuning/--no-copy-tuning",
+    default=True,
+    help="Start again with glibc told to copy past the caches: faster gets over shared memory on x86-64.",
+)
+@click.option(
     "--allow-plaintext",
     envvar="SALTERN_ALLOW_PLAINTEXT",
     is_flag=True,
@@ -176,6 +182,7 @@ def serve_node(
     reservations: str,
     state_dir: Path,
     prefault: bool,
+    copy_tuning: bool,
     allow_plaintext: bool,
     advertise_host: str,
     control_wait_s: float,
@@ -183,6 +190,8 @@ def serve_node(
     ready_file: Path | None,
 ) -> None:
     """Serve one cache node until SIGTERM or Ctrl-C."""
+    if copy_tuning:
+        restart_tuned(["serve", "node"])
     settings = NodeSettings(
         node_id=parse_node_id(node_id),
         listen=parse_endpoint(listen, what="--listen"),
