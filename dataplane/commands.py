@@ -118,6 +118,15 @@ FIRST_POLICY_S: Final = 15.0
     help="Protect all that a tenant reserved, or only what earns it hits and lend the rest.",
 )
 @click.option(
+    "--soft-mark",
+    "soft_mark_percent",
+    envvar="SALTERN_NODE_SOFT_MARK",
+    type=click.IntRange(1, 100),
+    default=100,
+    show_default=True,
+    help="Percent of its limit above which a tenant's own coldest entries leave in the background; 100 for never.",
+)
+@click.option(
     "--state-dir",
     envvar="SALTERN_NODE_STATE_DIR",
     required=True,
@@ -180,6 +189,7 @@ def serve_node(
     ssd_write_bytes: str | None,
     eviction: str,
     reservations: str,
+    soft_mark_percent: int,
     state_dir: Path,
     prefault: bool,
     copy_tuning: bool,
@@ -203,6 +213,7 @@ def serve_node(
         shm_mode=parse_mode(shm_mode),
         eviction=Eviction(eviction),
         reservations=Reservations(reservations),
+        soft_mark_percent=soft_mark_percent,
         prefault=prefault,
         allow_plaintext=allow_plaintext,
         arena=ArenaSettings(arena_dir, state_dir, HugePages(huge_pages), numa_node),

@@ -41,6 +41,7 @@ from dataplane.io.ssd_files import Files
 from dataplane.io.ssd_keys import load_node_key
 from dataplane.io.tcp import bound_endpoint, listen_tcp
 from dataplane.io.traffic import TenantTraffic, Traffic
+from dataplane.io.trimming import Trimmer
 from dataplane.io.warm import DramStart, WarmRestart, open_arena
 from dataplane.io.workers import ThreadWorkers
 from dataplane.metrics.collector import NodeCollector, NodeFacts
@@ -86,7 +87,11 @@ class Node:
         ssd = settings.ssd
         self._tier = None if ssd is None else SsdTier(ssd.capacity_bytes, write_bytes_per_s=ssd.write_bytes_per_s)
         self._core = CacheCore(
-            settings.dram_bytes, eviction=settings.eviction, reservations=settings.reservations, ssd=self._tier
+            settings.dram_bytes,
+            eviction=settings.eviction,
+            reservations=settings.reservations,
+            ssd=self._tier,
+            soft_mark_percent=settings.soft_mark_percent,
         )
         self._warm = None if folder is None else WarmRestart(folder, self._arena, self._core, clock)
         self._state = NodeState(
@@ -95,6 +100,7 @@ class Node:
             gate=Gate(self._core, clock),
             traffic=Traffic(settings.limits, arena_bytes=settings.dram_bytes, clock=clock),
         )
+        self._state.blocks.after_put = Trimmer(self._state.traffic.scheduler, self._core, clock).look
         self._sessions = SessionTable(self._state, settings.limits)
         self._policy_applied_unix_s = 0.0
         #: How the line to the control plane fares; set by whoever holds the line.
@@ -193,12 +199,12 @@ class Node:
                 stack.callback(remove_socket_file, settings.shm_path)
                 doors.append(Door(shm_listener, self._sessions, takes_descriptors=True))
                 stack.callback(doors[1].close)
+            stack.callback(self._sessions.close)
+            self._sessions.start()
             grpc_server, grpc_endpoint = await start_grpc_door(
                 self._state, settings.grpc_listen, HealthService(self._health)
             )
             stack.push_async_callback(grpc_server.stop, None)
-            stack.callback(self._sessions.close)
-            self._sessions.start()
             for door in doors:
                 door.open()
             identity = self._state.identity

@@ -124,6 +124,8 @@ class NodeSettings:
         dram_bytes: length of the arena.
         eviction: the order in which a tenant's entries leave.
         reservations: what of a reservation nobody else may take (I5).
+        soft_mark_percent: of its limit, above which a tenant's own coldest entries leave in the background; 100 for
+            never. What it has reserved stays.
         prefault: take the arena's memory at start instead of at first use.
         allow_plaintext: permit listening on other than loopback addresses without TLS.
         metrics_listen: where metrics and health are served over HTTP; None for nowhere.
@@ -142,6 +144,7 @@ class NodeSettings:
     shm_mode: int = 0o600
     eviction: Eviction = DEFAULT_EVICTION
     reservations: Reservations = DEFAULT_RESERVATIONS
+    soft_mark_percent: int = 100
     prefault: bool = True
     allow_plaintext: bool = False
     metrics_listen: Endpoint | None = None

@@ -289,6 +289,11 @@ class CacheCore:
         """Remove one entry, such as one whose sum no longer matches (I7); return whether it was there."""
         return self.delete(partition, (key,)) == 1
 
+    @property
+    def is_above_soft_mark(self) -> bool:
+        """Whether any tenant may be: :meth:`trim` may have something to do."""
+        return bool(self._pool.above_mark)
+
     def trim(self, now_ns: int, budget_bytes: int) -> int:
         """Evict own coldest entries of tenants above their soft marks: call it between requests, never in one.
 

@@ -6,7 +6,7 @@ compares sums and publishes it (I6, I7). A get holds its entries by pins until :
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from dataplane.core.cache import CacheCore
@@ -29,11 +29,16 @@ _NO_ROOM: Final = int(StatusCode.FAILED_PRECONDITION)
 
 
 class Blocks:
-    """The core together with the memory, the clock and the SSD store, if any, that it decides about."""
+    """The core together with the memory, the clock and the SSD store, if any, that it decides about.
 
-    __slots__ = ("arena", "clock", "core", "ssd")
+    Attributes:
+        after_put: called when a put has ended and may have left a tenant above its soft mark.
+    """
+
+    __slots__ = ("after_put", "arena", "clock", "core", "ssd")
 
     def __init__(self, core: CacheCore, arena: Arena, clock: Clock, ssd: SsdStore | None = None) -> None:
+        self.after_put: Callable[[], None] = _nothing
         self.ssd = ssd
         self.core = core
         self.arena = arena
@@ -107,6 +112,7 @@ class PutBatch:
             self._blocks.core.put_abort(ticket)
         for _ in self.touch():
             pass
+        self._blocks.after_put()
 
     def reply(self) -> wire.PutReply:
         return wire.PutReply(
@@ -225,3 +231,7 @@ def _checksum_mismatch() -> DataLossError:
         reason="CHECKSUM_MISMATCH",
         hint="put it again; do not write to a buffer while it is being put",
     )
+
+
+def _nothing() -> None:
+    """Nobody wants to know of puts."""

@@ -29,6 +29,7 @@ from dataplane.io.gate import Gate
 from dataplane.io.session import NodeIdentity, NodeState
 from dataplane.io.session_table import SessionTable
 from dataplane.io.traffic import TenantTraffic, Traffic
+from dataplane.io.trimming import Trimmer
 from dataplane.settings import SessionLimits
 from saltern import wire
 from saltern.names import NamespaceId, NodeId, TenantId
@@ -55,6 +56,11 @@ class StepwiseClient:
         frame = wire.encode_request(Opcode.PING, 1, wire.encode_body(wire.Empty()))
         assert self.sock.send(frame * count) == len(frame) * count
 
+    def put(self, name: bytes, value: bytes) -> None:
+        """Send a put of one entry that the socket holds."""
+        body = wire.encode_body(wire.Put(name, [len(value)], wire.join_sums([wire.checksum(value)])))
+        self.send(Opcode.PUT, body, value)
+
     def receive(self) -> int:
         """Take what has come; return how many bytes."""
         taken = 0
@@ -74,7 +80,7 @@ class StepwiseNode:
         self._stack = stack
         self._signing_key = Ed25519PrivateKey.generate()
         clock = Clock()
-        self.core = CacheCore(dram)
+        self.core = CacheCore(dram, soft_mark_percent=90)
         arena = Arena(dram, prefault=False)
         stack.callback(arena.close)
         self.state = NodeState(
@@ -86,12 +92,16 @@ class StepwiseNode:
         policy = NodePolicy(1, {TenantId(name): rules for name, rules in tenants.items()})
         self.state.gate.apply(policy, KeySet(issuer=ISSUER, keys={KID: self._signing_key.public_key()}))
         self.state.traffic.apply(policy)
+        self.state.blocks.after_put = Trimmer(self.state.traffic.scheduler, self.core, clock).look
         self._table = SessionTable(self.state, limits)
         self._table.start()
         stack.callback(self._table.close)
 
     def traffic(self, tenant: str) -> TenantTraffic:
         return self.state.traffic.of(TenantId(tenant))
+
+    def used_bytes(self, tenant: str) -> int:
+        return self.core.usage().tenants[TenantId(tenant)].used_bytes
 
     def round(self) -> None:
         self.state.traffic.scheduler.run_round()
