@@ -43,6 +43,7 @@ from controlplane.files import announced, make_folder, require_own_folder
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
 from controlplane.postgres.lock import launcher_lock
 from controlplane.settings import CONTROL_PORT_DEFAULT
+from saltern.copy_tuning import tuned
 from saltern.errors import FailedPreconditionError, InternalError
 from saltern.sizes import format_size
 
@@ -221,7 +222,7 @@ class _Stack:
             options["--arena-dir"] = memory_folder(self._dir) / name
             size += ", kept over a restart"
         arguments = ["serve", "node", *(str(word) for option in options.items() for word in option)]
-        ready = await self._start_child(exits, name, arguments, {})
+        ready = await self._start_child(exits, name, arguments, tuned())
         self._say(f"{name:<11} serves on {ready['wire_endpoint']} ({size})")
         return ready
 

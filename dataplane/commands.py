@@ -17,7 +17,6 @@ import click
 import structlog
 
 from dataplane.control_client import ControlClient, Registration
-from dataplane.copy_tuning import restart_tuned
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from dataplane.io.host_memory import HugePages
@@ -27,6 +26,7 @@ from dataplane.policy_file import PolicyFile
 from dataplane.settings import METRICS_TENANTS_MAX, ArenaSettings, NodeSettings, SsdSettings, parse_mode
 from saltern.admin_client import ApiKey, read_api_key
 from saltern.cli.parameters import DURATION
+from saltern.copy_tuning import restart_tuned
 from saltern.core_files import forbid_core_files
 from saltern.endpoints import parse_endpoint
 from saltern.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, UnavailableError

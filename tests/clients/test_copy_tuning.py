@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from dataplane.copy_tuning import can_tune, tuned_environment
+from saltern.copy_tuning import can_tune, tuned_environment
 
 NAME = "glibc.cpu.x86_non_temporal_threshold"
 PROGRAM = """
 import os, signal, sys
-from dataplane.copy_tuning import restart_tuned
+from saltern.copy_tuning import restart_tuned
 first = "STARTED" not in os.environ
 os.environ["STARTED"] = "yes"
 if first:
@@ -63,6 +63,6 @@ def test_a_process_that_has_the_threshold_is_not_started_again() -> None:
 
 @pytest.mark.parametrize("words", [["serve", "node"], ["node"]])
 def test_a_program_with_another_command_line_is_never_replaced(words: list[str]) -> None:
-    code = f"from dataplane.copy_tuning import restart_tuned; restart_tuned({words!r} + ['--now']); print('same')"
+    code = f"from saltern.copy_tuning import restart_tuned; restart_tuned({words!r} + ['--now']); print('same')"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     assert done.stdout == "same\n"

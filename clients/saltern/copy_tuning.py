@@ -29,6 +29,13 @@ def tuned_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, _TUNABLES: ":".join(tunables)}
 
 
+def tuned() -> dict[str, str]:
+    """What to add to the environment of a child so that it copies past the caches; nothing where that is not known."""
+    if not can_tune(platform.machine(), platform.libc_ver()[0]):
+        return {}
+    return {_TUNABLES: tuned_environment(os.environ)[_TUNABLES]}
+
+
 def can_tune(machine: str, libc: str) -> bool:
     """Whether the tunable exists here; for ``platform.machine()`` and ``platform.libc_ver()[0]``."""
     return machine in _MACHINES and libc == "glibc"
@@ -43,12 +50,10 @@ def restart_tuned(command: Sequence[str]) -> None:
         command: words that this process's command line must hold, one behind the other; where it does not, a test or
             another program is calling, which must not be replaced.
     """
-    environment = tuned_environment(os.environ)
-    if environment[_TUNABLES] == os.environ.get(_TUNABLES) or not can_tune(platform.machine(), platform.libc_ver()[0]):
+    wanted = tuned()
+    if wanted.items() <= os.environ.items() or not _holds(sys.orig_argv, command):
         return
-    if not _holds(sys.orig_argv, command):
-        return
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - our own command line
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **wanted})  # noqa: S606 - our own
 
 
 def _holds(words: Sequence[str], wanted: Sequence[str]) -> bool:
