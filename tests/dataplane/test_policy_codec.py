@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from controlplane.clock import utc_now
 from controlplane.node.snapshot import encode_policy
-from dataplane.policy_codec import decode_snapshot
+from dataplane.core.usage import (
+    DropReason,
+    EvictionCause,
+    NodeUsage,
+    SsdCounters,
+    SsdUsage,
+    TenantCounters,
+    TenantUsage,
+)
+from dataplane.policy_codec import decode_snapshot, encode_usage
+from saltern.admin.v1 import quotas_pb2, usage_pb2
 from saltern.errors import InvalidArgumentError
 from saltern.names import NamespaceId, TenantId
 from saltern.node.v1 import node_pb2
@@ -94,3 +104,70 @@ def test_any_message_is_decoded_or_refused(data: bytes) -> None:
         return
     with pytest.raises(InvalidArgumentError):
         decode_snapshot(message)
+
+
+def test_i8_reports_hold_every_counter_of_both_tiers() -> None:
+    counters = TenantCounters(get_hits=1, get_misses=2, get_bytes=3, put_bytes=4, puts_stored=5)
+    counters.refused("NODE_FULL")
+    counters.evicted(10, EvictionCause.NEIGHBOUR)
+    counters.evicted(20, EvictionCause.OWN_LIMIT)
+    counters.took(30)
+    activity = SsdCounters(1, 2, 3, 4, 5, {DropReason.NO_ROOM: 6}, 7, 8, 9, 10)
+    ssd = SsdUsage(
+        reserved_bytes=50,
+        limit_bytes=99,
+        used_bytes=40,
+        leaving_bytes=0,
+        live_bytes=40,
+        entries=2,
+        segments=1,
+        counters=activity,
+    )
+    books = TenantUsage(
+        reserved_bytes=5,
+        limit_bytes=99,
+        used_bytes=12,
+        resident_bytes=12,
+        in_flight_bytes=0,
+        slack_bytes=0,
+        held_bytes=0,
+        entries=3,
+        counters=counters,
+        ssd=ssd,
+    )
+
+    (usage,) = encode_usage(NodeUsage(1, 100, 88, 88, {TenantId("acme"): books}, 100))
+
+    assert usage == node_pb2.TenantUsage(
+        tenant_id="acme",
+        tiers=[
+            node_pb2.TenantTierUsage(tier=quotas_pb2.TIER_DRAM, used_bytes=12, entries=3, borrowed_bytes=7),
+            node_pb2.TenantTierUsage(tier=quotas_pb2.TIER_SSD, used_bytes=40, entries=2, lent_bytes=10),
+        ],
+        get_hits=1,
+        get_misses=2,
+        get_bytes=3,
+        put_bytes=4,
+        puts_stored=5,
+        puts_refused=1,
+        evictions=2,
+        evicted_bytes=30,
+        evictions_by_cause={"neighbour": 1, "own-limit": 1},
+        evicted_bytes_by_cause={"neighbour": 10, "own-limit": 20},
+        refused_by_reason={"NODE_FULL": 1},
+        taken_entries=1,
+        taken_bytes=30,
+        demotions_dropped_by_reason={"no-room": 6},
+        ssd=usage_pb2.SsdActivity(
+            reads=1,
+            read_bytes=2,
+            read_failures=3,
+            demotions=4,
+            demoted_bytes=5,
+            demotions_dropped=6,
+            relocations=7,
+            written_bytes=8,
+            evictions=9,
+            lost=10,
+        ),
+    )
