@@ -12,7 +12,7 @@ from typing import Final
 from dataplane.core.cache import CacheCore
 from dataplane.core.entry import Pin, PutRefused, PutTicket
 from dataplane.core.partition import Partition
-from dataplane.core.work import GET_WORK, TOUCH_WORK
+from dataplane.core.work import PIN_WORK, SORT_WORK, TOUCH_WORK
 from dataplane.io.arena import Arena
 from dataplane.io.clock import Clock
 from dataplane.io.ssd import SsdStore
@@ -166,10 +166,13 @@ class GetBatch:
             pins[start:stop] = blocks.core.get_start(
                 self._partition, keys[start:stop], blocks.clock.monotonic_ns(), counts_misses=ssd is None
             )
-            yield (stop - start) * GET_WORK
+            yield (stop - start) * PIN_WORK
         if ssd is not None:
             self.fetch = ssd.fetch(self._partition, keys, pins, self._max_sizes)
-        self._sort()
+        for start in range(0, len(keys), SLICE_KEYS):
+            stop = min(start + SLICE_KEYS, len(keys))
+            self._sort(start, stop)
+            yield (stop - start) * SORT_WORK
         if self.fetch is not None:
             self.payload_bytes += self.fetch.expected_bytes
         elif ssd is not None:
@@ -182,13 +185,13 @@ class GetBatch:
         self.fetch = None
         self.hits.clear()
         self.payload_bytes = 0
-        self._sort()
+        self._sort(0, len(self._keys))
         self._count_misses()
 
-    def _sort(self) -> None:
+    def _sort(self, start: int, stop: int) -> None:
         """Tell hits from misses and from entries that the client has no room for."""
         max_sizes = self._max_sizes
-        for index, pin in enumerate(self._pins):
+        for index, pin in enumerate(self._pins[start:stop], start):
             if pin is None:
                 self._codes[index] = _NO_ROOM if self._is_too_large(index) else _MISS
             elif max_sizes is not None and pin.size_bytes > max_sizes[index]:

@@ -21,6 +21,8 @@ from dataplane.core.work import TURN_WORK
 
 #: One round: about 0.5 ms of work, and one turn more.
 ROUND_WORK: Final = 1024 * 1024
+#: After so many turns of one flow in a row, some 5 ms of work, its turns are long.
+QUIET_TURNS: Final = 24
 _READ_ONCE: Final = select.EPOLLIN | select.EPOLLONESHOT
 _WRITE_ONCE: Final = select.EPOLLOUT | select.EPOLLONESHOT
 
@@ -41,8 +43,8 @@ class Scheduler:
     """Runs turns on the event loop.
 
     Args:
-        turn_bytes: how long a turn may be while nobody else waits, in work.
-        short_turn_bytes: while another flow waits.
+        turn_bytes: how long a turn may be, in work, while nobody else waits or did a moment ago.
+        short_turn_bytes: otherwise.
     """
 
     def __init__(self, *, turn_bytes: int, short_turn_bytes: int) -> None:
@@ -54,6 +56,8 @@ class Scheduler:
         self._on_ready: dict[int, Callable[[], None]] = {}
         self._is_pending = False  # a round is on the event loop's list
         self._last: Turn | None = None
+        self._last_flow: Flow[Turn] | None = None
+        self._turns_in_a_row = 0
 
     @property
     def waiting(self) -> int:
@@ -127,17 +131,23 @@ class Scheduler:
         left = ROUND_WORK
         while left > 0 and len(queue):
             flow, turn = queue.pop()
-            is_contended = queue.others_wait(flow)
             is_alone = turn is self._last and not len(queue)
             self._last = turn
-            work = TURN_WORK + turn.take(
-                self._short_turn_bytes if is_contended else self._turn_bytes, is_alone=is_alone
-            )
+            work = TURN_WORK + turn.take(self._length(flow), is_alone=is_alone)
             queue.charge(flow, work)
             left -= work
         self._is_pending = was_pending
         if len(queue):
             self._schedule()
+
+    def _length(self, flow: Flow[Turn]) -> int:
+        """How long a turn of ``flow`` may be: long if nobody else waits, or is likely to come in the middle of it."""
+        if flow is not self._last_flow:
+            self._last_flow, self._turns_in_a_row = flow, 0
+        self._turns_in_a_row += 1
+        if self._turns_in_a_row <= QUIET_TURNS or self._queue.others_wait(flow):
+            return self._short_turn_bytes
+        return self._turn_bytes
 
     def _schedule(self) -> None:
         if not self._is_pending:

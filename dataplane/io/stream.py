@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 
 import xxhash
 
+from dataplane.core.work import PART_WORK
 from dataplane.io.letting_go import close_descriptor
 from saltern.errors import ProtocolError
 
@@ -234,13 +235,14 @@ class ByteStream:
             except OSError:
                 raise PeerGoneError from None
             self.progress_s = monotonic()
-            exhausted = self.spend_turn(sent)
+            self._turn_left -= sent
+            first = index
             while index < count and sent >= len(rest[index]):
                 sent -= len(rest[index])
                 index += 1
             if sent:
                 rest[index] = memoryview(rest[index])[sent:]
-            if exhausted and index < count:
+            if self.spend_turn((index - first) * PART_WORK) and index < count:
                 yield TURN
 
     def begin_turn(self, turn_bytes: int) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 import xxhash
 
-from dataplane.core.work import DELETE_WORK, LOOKUP_KEY_WORK, PUT_WORK
+from dataplane.core.work import DELETE_WORK, LOOKUP_KEY_WORK, PUT_WORK, SEND_WORK
 from dataplane.io.batches import SLICE_KEYS, GetBatch, PutBatch
 from dataplane.io.exchange import Exchange
 from dataplane.io.regions import Region, RegionTable
@@ -102,6 +102,8 @@ class Transfers:
         try:
             for index, (size, claimed) in enumerate(zip(put.sizes, wire.split_sums(put.sums), strict=True)):
                 target = batch.start(index, size)
+                if stream.spend_turn(PUT_WORK):
+                    yield TURN
                 if region is None:
                     moved_bytes += size
                     if target is None:
@@ -114,8 +116,6 @@ class Transfers:
                     moved_bytes += size
                     digest = yield from self._copy_and_sum(region.view(put.offsets[index], size), target)
                 batch.finish(index, digest, claimed)
-                if stream.spend_turn(PUT_WORK):
-                    yield TURN
             for work in batch.touch():
                 if stream.spend_turn(work):
                     yield TURN
@@ -141,9 +141,14 @@ class Transfers:
                 exchange.session.charge_bytes(batch.payload_bytes - held_bytes)
             body = wire.encode_body(batch.reply())
             if region is None:
-                head = wire.encode_reply(_GET, request_id, body, batch.payload_bytes)
+                parts: list[bytes | memoryview] = [wire.encode_reply(_GET, request_id, body, batch.payload_bytes)]
+                for start in range(0, len(batch.hits), SLICE_KEYS):
+                    hits = batch.hits[start : start + SLICE_KEYS]
+                    parts += [batch.view(pin) for _, pin in hits]
+                    if exchange.stream.spend_turn(len(hits) * SEND_WORK):
+                        yield TURN
                 exchange.expect_transfer(batch.payload_bytes)
-                yield from exchange.stream.send([head, *(batch.view(pin) for _, pin in batch.hits)])
+                yield from exchange.stream.send(parts)
                 served_bytes = batch.payload_bytes
                 return
             for index, pin in batch.hits:

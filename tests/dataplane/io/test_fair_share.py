@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from dataplane.core.work import TOKEN_WORK
 from dataplane.io.scheduler import ROUND_WORK
 from dataplane.settings import SessionLimits
 from saltern import wire
@@ -165,12 +166,14 @@ def test_connections_that_never_open_are_one_small_class() -> None:
         for client in flood:
             client.sock.send(hello)
         victim.send_pings(64)
-        answered_turns = node.state.traffic.unopened.turns
+        unopened, mine = node.state.traffic.unopened, node.traffic("acme").flow
+        before = unopened.work, mine.work
         received = 0
         while received < 64 * (wire.HEADER_BYTES + 1):
             node.round()
             received += victim.receive()
-        assert node.state.traffic.unopened.turns - answered_turns < LIMITS.unopened_max
+        share = LIMITS.unopened_weight / mine.weight
+        assert unopened.work - before[0] <= share * (mine.work - before[1]) + 2 * TOKEN_WORK
 
     stepwise(test)
 
