@@ -75,7 +75,7 @@ FIRST_POLICY_S: Final = 15.0
     "--arena-dir",
     envvar="SALTERN_NODE_ARENA_DIR",
     type=click.Path(path_type=Path),
-    help="Folder in memory (tmpfs, hugetlbfs) that keeps DRAM over a clean restart; of this node alone. [default: none]",
+    help="Folder in memory (tmpfs, hugetlbfs), of this node alone: keeps DRAM over a clean restart. [default: none]",
 )
 @click.option(
     "--huge-pages",
