@@ -8,10 +8,10 @@ import time
 from collections import Counter
 from contextlib import nullcontext
 
-from tests.sim.plants import PLANTS, planted
-from tests.sim.runner import WORLDS, run
+from tests.sim import plants, two_tier_plants
+from tests.sim.runner import DRAM, TWO_TIERS, WORLDS, run
 
-EPILOG = "planted faults: " + ", ".join(PLANTS)
+EPILOG = "planted faults: " + ", ".join([*plants.PLANTS, *two_tier_plants.PLANTS])
 
 
 def main() -> int:
@@ -22,9 +22,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=None, help="stop after this time, whatever --seeds says")
     parser.add_argument("--seed", type=int, default=None, help="replay this seed alone and print its last commands")
     parser.add_argument("--world", choices=WORLDS, default=None, help="which kind of node (default: each seed, both)")
-    parser.add_argument("--plant", choices=PLANTS, default=None, help="break the core on purpose: it must be found")
+    parser.add_argument(
+        "--plant", choices=[*plants.PLANTS, *two_tier_plants.PLANTS], help="break the core on purpose: it must be found"
+    )
     arguments = parser.parse_args()
 
+    if arguments.plant:
+        arguments.world = DRAM if arguments.plant in plants.PLANTS else TWO_TIERS
+    planted = plants.planted if arguments.world == DRAM else two_tier_plants.planted
     with planted(arguments.plant) if arguments.plant else nullcontext():
         if arguments.seed is not None:
             result = run(arguments.seed, arguments.steps, arguments.world or WORLDS[0])

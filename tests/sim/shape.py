@@ -19,6 +19,7 @@ COMMANDS = {
     "delete": 1.0,
     "rot": 0.3,
     "clock": 2.0,
+    "trim": 1.0,
     "change_quota": 0.6,
     "rotate_epoch": 0.2,
     "retire_epoch": 0.2,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.sim.plants import PLANTS, planted
-from tests.sim.runner import Run, run
+from tests.sim.runner import WORLDS, Run, run
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 700
@@ -33,7 +33,16 @@ def test_every_rule_holds_after_every_step(seed: int) -> None:
 def test_a_few_seeds_reach_everything_that_can_happen() -> None:
     """A check of what never happens checks nothing."""
     wanted = {
-        *("stored", "hits", "evicted for a put", "evicted from others", "dropped a corrupt entry", "delete", "clock"),
+        *(
+            "stored",
+            "hits",
+            "evicted for a put",
+            "evicted from others",
+            "dropped a corrupt entry",
+            "delete",
+            "clock",
+            "trimmed",
+        ),
         *("died while putting", "died while getting", "rotate_epoch", "retire_epoch", "recreate_namespace"),
         *("suspend_or_resume", "delete_or_create_tenant", "change_quota", "bad_policy", "read_nearly_all"),
         *("refused as NODE_FULL", "refused as QUOTA_EXCEEDED", "refused as ENTRY_TOO_LARGE"),
@@ -63,13 +72,15 @@ def test_a_planted_fault_is_found(name: str) -> None:
     assert len(found.transcript) > 1 and str(found.seed) in found.report()
 
 
-def test_a_seed_is_the_same_in_every_process() -> None:
-    first, second = (simulate("--seed", "7", "--steps", "300", hash_seed=seed) for seed in ("1", "2"))
+@pytest.mark.parametrize("kind", WORLDS)
+def test_a_seed_is_the_same_in_every_process(kind: str) -> None:
+    arguments = ("--world", kind, "--seed", "7", "--steps", "300")
+    first, second = (simulate(*arguments, hash_seed=seed) for seed in ("1", "2"))
     assert first.returncode == 0 and first.stdout == second.stdout
-    assert f"the same as {run(7, 300).digest}" in first.stdout
+    assert f"the same as {run(7, 300, kind).digest}" in first.stdout
 
 
 def test_the_command_prints_a_failing_seed_with_its_last_commands() -> None:
     found = simulate("--seeds", "9", "--steps", "300", "--plant", "give out overlapping memory")
     assert found.returncode == 1
-    assert "I7: " in found.stdout and "replay: python -m tests.sim --seed " in found.stdout
+    assert "I7: " in found.stdout and "replay: python -m tests.sim --world dram --seed " in found.stdout

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 BATCH_MAX = 6
 PINNED_BATCHES_MAX = 4
+SOFT_MARK_PERCENT = 80
 _CODES = {
     "ALREADY_EXISTS": StatusCode.ALREADY_EXISTS,
     "WRITE_IN_PROGRESS": StatusCode.UNAVAILABLE,
@@ -50,6 +51,7 @@ class TrafficCommands:
     model: SimModel
     keys: list[BlockKey]
     sessions: list[Session]
+    now_ns: int
     done: Counter[str]
     offered: int
 
@@ -320,6 +322,19 @@ class TrafficCommands:
         for entry in there:
             self.model.remove(entry)
         self.say(f"{session} deletes {', '.join(map(_short, wanted))}: {deleted} were there")
+        return True
+
+    def trim(self) -> bool:
+        """The background takes tenants back to their soft marks, some bytes at a time."""
+        budget_bytes = self.rng.choice([1, 2, 40]) * GRANULE_BYTES
+        visible = self.model.readable()
+        evicted_bytes = self.core.trim(self.now_ns, budget_bytes)
+        lost = [entry for entry in visible if not self.sees(entry)]
+        assert evicted_bytes == sum(entry.extent_bytes for entry in lost), "I8: trimmed and told otherwise"
+        assert evicted_bytes <= budget_bytes or len(lost) == 1, "trimmed by more than it was to be"
+        self.model.judge_trim(list(lost), SOFT_MARK_PERCENT, is_complete=evicted_bytes == 0)
+        self.done["trimmed"] += len(lost)
+        self.say(f"trim: {len(lost)} entries go")
         return True
 
     def rot(self) -> bool:

@@ -19,6 +19,7 @@ from dataplane.core.eviction import Eviction
 from dataplane.core.extents import GRANULE_BYTES
 from dataplane.core.partition import Partition
 from dataplane.core.segments import BLOCK_BYTES, SegmentNumber
+from dataplane.core.snapshot import ArenaIdentity, decode_snapshot
 from dataplane.core.ssd_books import (
     Append,
     Bury,
@@ -31,7 +32,7 @@ from dataplane.core.ssd_books import (
     SsdRead,
 )
 from dataplane.core.ssd_tier import SsdTier
-from dataplane.core.usage import DropReason
+from dataplane.core.usage import DropReason, EvictionCause
 from dataplane.io.arena import Arena
 from saltern.keys import BlockKey
 from saltern.names import NamespaceId, TenantId
@@ -42,7 +43,9 @@ from tests.sim.disk import DiskError, ModelDisk, NotDurableError, Value
 from tests.support.cache_node import key_of
 
 TRANSCRIPT_LINES: Final = 60
+SOFT_MARK_PERCENT: Final = 80
 _NS: Final = NamespaceId("ns")
+_ARENA: Final = ArenaIdentity("node-1", "boot", "generation", 1, 0)
 #: Commands by how often they come in an average world; each seed multiplies them.
 COMMANDS: Final = {
     "put": 40.0,
@@ -50,21 +53,23 @@ COMMANDS: Final = {
     "finish_put": 8.0,
     "get": 20.0,
     "release": 10.0,
-    "delete": 3.0,
+    "delete": 4.0,
     "work": 60.0,
     "read": 30.0,
-    "drain": 1.0,
+    "drain": 0.5,
     "rot": 0.5,
-    "change_faults": 0.6,
+    "change_faults": 1.0,
     "retry_writing": 1.0,
     "change_quota": 0.8,
     "rotate_epoch": 0.3,
     "retire_epoch": 0.3,
-    "recreate_namespace": 0.2,
+    "recreate_namespace": 0.3,
     "delete_or_create_tenant": 0.4,
-    "kill": 0.35,
+    "kill": 0.7,
     "lose_power": 0.2,
     "stop_cleanly": 0.1,
+    "restart_warm": 0.6,
+    "trim": 2.0,
 }
 _ALWAYS: Final = ("put", "work", "read")
 
@@ -121,6 +126,13 @@ class Truth:
 
 
 Job: TypeAlias = Staged | SsdAction
+_KINDS: Final[dict[type, str]] = {
+    Staged: "write a record",
+    Bury: "write a tombstone",
+    Seal: "seal a segment",
+    DropSegment: "remove a segment",
+    DestroyKey: "destroy a key",
+}
 
 
 class TwoTierWorld:
@@ -130,6 +142,9 @@ class TwoTierWorld:
         queue: what the writing thread has to do, in order.
         readings: what reading threads have to do, in any order.
         losses: SSD entries that this command may take: deleted, or closed with their partition.
+        rotten: numbers of values whose bytes in the arena have rotted.
+        sealed: what lay in sealed segments at a clean stop.
+        over, not_durable: segments of this life in which a write failed, and of which a sync did.
         transcript, done: see :class:`tests.sim.world.World`.
     """
 
@@ -157,14 +172,19 @@ class TwoTierWorld:
         self.losses: set[tuple[Partition, BlockKey]] = set()
         for tenant in self.names:
             self.rules[tenant] = self._draw_rules()
+        self.rotten: set[int] = set()
+        self.sealed: set[tuple[Partition, BlockKey]] = set()
         self._boot()
 
     # ---- a life
 
-    def _boot(self) -> None:
-        """A new process over the disk as it is."""
+    def _boot(self, snapshot: bytes = b"") -> None:
+        """A new process over the disk as it is; over the arena as well, if a ``snapshot`` of its index is left."""
+        in_arena = self._current_in_dram() if snapshot else {}
         self.tier = SsdTier(self.ssd_bytes, segment_min_bytes=self.segment_min_bytes)
-        self.core = CacheCore(self.dram_bytes, eviction=Eviction.LRU, ssd=self.tier)
+        self.core = CacheCore(
+            self.dram_bytes, eviction=Eviction.LRU, ssd=self.tier, soft_mark_percent=SOFT_MARK_PERCENT
+        )
         self.core.on_evict(self._demote)
         self.queue: deque[Job] = deque()
         self.readings: list[Reading] = []
@@ -172,8 +192,30 @@ class TwoTierWorld:
         self.pins: list[Pin] = []
         self.losses = set()
         self.above = {}
+        self.over: set[SegmentNumber] = set()
+        self.not_durable: set[SegmentNumber] = set()
         self._recover()
         self.push()
+        if snapshot:
+            self._adopt(snapshot, in_arena)
+
+    def _current_in_dram(self) -> dict[tuple[Partition, BlockKey], Value]:
+        """What a snapshot must hold: entries that nobody holds."""
+        return {place: self.truth.current[place] for place, entry in self.in_dram().items() if not entry.pins}
+
+    def _adopt(self, snapshot: bytes, in_arena: dict[tuple[Partition, BlockKey], Value]) -> None:
+        """What the policy still names is there again, as far as there is room; the rest is gone (I4, I12)."""
+        named = {place: value for place, value in in_arena.items() if self.is_open(place[0])}
+        self.truth.current |= named
+        adopted = self.core.adopt(
+            decode_snapshot(snapshot), lambda offset, size: checksum(self.arena.view(offset, size)), self.now_ns
+        )
+        self.collect()
+        told = (adopted.entries + adopted.evicted_entries, adopted.purged_entries)
+        assert told == (len(named), len(in_arena) - len(named)), f"I8: adopted {told}"
+        there = self.in_dram().keys()
+        assert there <= named.keys() and len(there) == adopted.entries, "I7: adopted something else"
+        self.done["entries adopted after a restart"] += adopted.entries
 
     def _recover(self) -> None:
         """What :mod:`dataplane.io.ssd_recovery` does, from the model's files."""
@@ -188,6 +230,8 @@ class TwoTierWorld:
             partition = found[file.folder.number]
             self.tier.adopt_segment(partition, number, file.end_block, rows, dead, is_sealed=file.footer is not None)
         self._compare_with_disk()
+        assert self.sealed <= self.truth.current.keys(), "I7: a clean stop lost something"
+        self.sealed = set()
         self.tier.adopt_end()
         self.collect()
 
@@ -212,9 +256,9 @@ class TwoTierWorld:
             f"I7: recovery lost {expected.keys() - there}, made up {there - expected.keys()}"
         )
         for (partition, key), value in expected.items():
-            assert value.number not in self.truth.dead, (
-                f"I12: {_short(key)} of {partition.tenant} is back after a restart"
-            )
+            # In a partition that is to go anyway tombstones go before records: the first policy closes it.
+            is_back = self.is_open(partition) and value.number in self.truth.dead
+            assert not is_back, f"I12: {_short(key)} of {partition.tenant} is back after a restart"
         self.truth.current = expected
         self.done["entries recovered"] += len(expected)
 
@@ -343,7 +387,15 @@ class TwoTierWorld:
         return True
 
     def delete(self) -> bool:
+        """Any key; more often one that is on SSD, or on its way from there."""
         partition, key = self._any_partition(), self.rng.choice(self.keys)
+        reading = [one.promotion.ticket.entry for one in self.readings if one.promotion is not None]
+        on_ssd = sorted(self._on_disk(), key=_in_order)
+        if reading and self.rng.random() < 0.5:
+            entry = self.rng.choice(reading)
+            partition, key = entry.index.partition, entry.key
+        elif on_ssd and self.rng.random() < 0.7:
+            partition, key = self.rng.choice(on_ssd)
         value = self.truth.current.get((partition, key))
         deleted = self.core.delete(partition, [key])
         self.collect()
@@ -377,9 +429,15 @@ class TwoTierWorld:
         self._judge_who_gave_way(partition.tenant, staying)
         self.collect()
         if append is not None:
+            self._judge_place(append)
             value = self.truth.current[partition, key]
             assert bytes(self.arena.view(entry.offset, entry.size_bytes)) == value.payload, "I7: demoted other bytes"
             self.queue.append(Staged(append, value))
+
+    def _judge_place(self, append: Append) -> None:
+        """A block is sealed once: its number is a nonce, and after a failed write nobody knows what it holds."""
+        if append.segment.number in self.over:
+            self.unlawful.append(f"I7: a record was admitted to segment {append.segment.number} after a failed write")
 
     def _staying(self) -> dict[TenantId, int]:
         return {tenant: owner.used_bytes - owner.leaving_bytes for tenant, owner in self.tier.tenants.items()}
@@ -420,8 +478,13 @@ class TwoTierWorld:
             self._do(job)
         except DiskError as error:
             fault = error
+        if fault is not None and isinstance(job, Staged | Bury):
+            self.over.add((job.append if isinstance(job, Staged) else job).segment.number)
+        if isinstance(fault, NotDurableError) and isinstance(job, Seal):
+            self.not_durable.add(job.segment.number)
         self._answer(job, fault)
         self.collect()
+        self.done[f"{'failed to do' if fault else 'did'}: {_KINDS[type(job)]}"] += 1
         self.say(f"{_told(job)}{': failed' if fault else ''}")
         if fault is not None and self.rng.random() < 0.5:
             self.tier.is_writable = False  # as the shell does, for a while
@@ -503,6 +566,7 @@ class TwoTierWorld:
         if append is None or value is None:
             self.tier.relocate_end(reading.relocate)
         else:
+            self._judge_place(append)
             self.done["written anew"] += 1
             self.queue.append(Staged(append, value, reading.relocate))
 
@@ -523,7 +587,7 @@ class TwoTierWorld:
         """A good disk, or one that fails now and then, in its own ways; or one that is nearly full."""
         kinds = ("write", "torn", "sync", "unlink", "read")
         is_good = self.rng.random() < 0.4
-        self.disk.fault_share = {} if is_good else {kind: self.rng.choice([0, 0, 0.05, 0.3]) for kind in kinds}
+        self.disk.fault_share = {} if is_good else {kind: self.rng.choice([0, 0.05, 0.3, 0.3]) for kind in kinds}
         self.disk.device_bytes = self.ssd_bytes if is_good or self.rng.random() < 0.6 else self.ssd_bytes // 3
         self.say(f"from now on the disk fails by {self.disk.fault_share}, {self.disk.device_bytes} bytes")
         return True
@@ -536,6 +600,7 @@ class TwoTierWorld:
 
     def kill(self) -> bool:
         """kill -9: what was written is there, and perhaps half of what was being written."""
+        promised = self._on_disk()
         if self.queue and self.rng.random() < 0.5:
             self.disk.fault_share, kept = {"torn": 1.0}, self.disk.fault_share
             try:
@@ -545,6 +610,8 @@ class TwoTierWorld:
             self.disk.fault_share = kept
         self.say("the process is killed")
         self._boot()
+        lost = {place for place in promised - self.truth.current.keys() if self.is_open(place[0])}
+        assert not lost, f"I7: {lost} was on disk, and is lost"
         return True
 
     def lose_power(self) -> bool:
@@ -557,8 +624,54 @@ class TwoTierWorld:
         return True
 
     def stop_cleanly(self) -> bool:
+        """Everything ends and is sealed; DRAM is lost."""
+        self._stop()
+        self._boot()
+        return True
+
+    def restart_warm(self) -> bool:
+        """A clean stop that leaves DRAM and its index; meanwhile bits may rot, and the policy change."""
+        self._stop()
+        snapshot = b"".join(self.core.snapshot(_ARENA))
+        places = self.in_dram()
+        if places and self.rng.random() < 0.3:
+            place, entry = self.rng.choice(list(places.items()))
+            self.arena.view(entry.offset, 1)[0] ^= 1
+            self.rotten.add(self.truth.current[place].number)
+            self.done["bits rotten while stopped"] += 1
+        rules = self.rules.get(self.rng.choice(self.names))
+        if rules is not None and self.rng.random() < 0.5:
+            drawn = self.rng.choice([TierQuota(0, 0), TierQuota(0, self.dram_bytes // 4), rules.dram])
+            rules.dram, rules.epochs = drawn, (*rules.epochs, rules.epochs[-1] + 1)[-2:]
+        self._boot(snapshot)
+        return True
+
+    def trim(self) -> bool:
+        """The background takes tenants back to their soft marks: own coldest, by bytes, never a reservation."""
+        before, usage = self.in_dram(), self.core.usage()
+        budget_bytes = self.rng.choice([1, 3, 40]) * GRANULE_BYTES
+        evicted_bytes = self.core.trim(self.now_ns, budget_bytes)
+        lost = [entry for place, entry in before.items() if place not in self.in_dram()]
+        assert evicted_bytes == sum(entry.extent_bytes for entry in lost), "I8: trimmed and told otherwise"
+        assert evicted_bytes <= budget_bytes or len(lost) == 1, "trimmed by more than it was to be"
+        after = self.core.usage()
+        for tenant in {entry.index.partition.tenant for entry in lost}:
+            then, now = usage.tenants[tenant], after.tenants[tenant]
+            assert then.used_bytes > then.limit_bytes * SOFT_MARK_PERCENT // 100, f"{tenant} was below its soft mark"
+            assert now.used_bytes >= min(now.reserved_bytes, then.used_bytes), (
+                f"I5: {tenant} was trimmed of what it has reserved"
+            )
+        causes = [books.counters.evictions_by_cause.get(EvictionCause.SOFT_MARK, 0) for books in after.tenants.values()]
+        was = [books.counters.evictions_by_cause.get(EvictionCause.SOFT_MARK, 0) for books in usage.tenants.values()]
+        assert sum(causes) - sum(was) == len(lost), "I8: trimmed for another cause"
+        self.done["trimmed"] += len(lost)
+        self.say(f"trim: {len(lost)} entries go")
+        return True
+
+    def _stop(self) -> None:
         self.disk.fault_share = {}
         self.disk.device_bytes = self.ssd_bytes
+        self.drain()
         self._end_transfers()
         open_before = {
             books.open_segment.number
@@ -579,9 +692,7 @@ class TwoTierWorld:
         unsealed = {number for number in open_before & self.disk.files.keys() if self.disk.files[number].footer is None}
         assert not unsealed, f"I7: segments {unsealed} are not sealed after a clean stop"
         self.say("a clean stop")
-        self._boot()
-        assert sealed <= self.truth.current.keys(), "I7: a clean stop lost something"
-        return True
+        self.sealed = sealed
 
     def _end_transfers(self) -> None:
         for writing in self.writings:
@@ -703,6 +814,16 @@ class TwoTierWorld:
         waiting = [one for one in named.values() if one.state is SegmentState.DROPPING]
         assert not waiting, "I8: a file waits to be removed and nobody removes it"
 
+    def _on_disk(self) -> set[tuple[Partition, BlockKey]]:
+        """Entries whose records are on disk, whole: they outlive the process."""
+        return {
+            (Partition(owner.tenant, _NS, books.namespace_uid, books.epoch), key)
+            for owner in self.tier.tenants.values()
+            for books in owner.partitions.values()
+            for key, entry in books.entries.items()
+            if (record := self.disk.files[entry.segment.number].at(entry.block)) is not None and record.is_good
+        }
+
     def _partition_of(self, job: Bury) -> Partition:
         books = job.segment.partition
         return Partition(books.owner.tenant, _NS, books.namespace_uid, books.epoch)
@@ -720,6 +841,12 @@ class TwoTierWorld:
 def _payload(partition: Partition, key: BlockKey, number: int, size_bytes: int) -> bytes:
     tag = hashlib.blake2b(f"{partition} {key.hex()} {number}".encode(), digest_size=32).digest()
     return (tag * (size_bytes // 32 + 1))[:size_bytes]
+
+
+def _in_order(place: tuple[Partition, BlockKey]) -> tuple[str, str, int, bytes]:
+    """Sorts what a set holds, so that a seed is the same in every process."""
+    partition, key = place
+    return partition.tenant, partition.namespace_uid, partition.epoch, key
 
 
 def _short(key: BlockKey) -> str:

@@ -23,7 +23,7 @@ from tests.sim.model import SimModel
 from tests.sim.policies import PolicyCommands
 from tests.sim.sessions import Session, name_of
 from tests.sim.shape import COMMANDS, Shape
-from tests.sim.traffic import TrafficCommands
+from tests.sim.traffic import SOFT_MARK_PERCENT, TrafficCommands
 from tests.support.cache_node import key_of
 
 TRANSCRIPT_LINES = 60
@@ -41,7 +41,7 @@ class World(TrafficCommands, PolicyCommands):
         self.rng = Random(seed)
         self.shape = Shape.draw(self.rng)
         self.now_ns = 1
-        self.core = CacheCore(self.shape.capacity_bytes, eviction=Eviction.LRU)
+        self.core = CacheCore(self.shape.capacity_bytes, eviction=Eviction.LRU, soft_mark_percent=SOFT_MARK_PERCENT)
         self.arena = Arena(self.shape.capacity_bytes)
         self.blocks = Blocks(self.core, self.arena, Clock(monotonic_ns=lambda: self.now_ns, unix_s=lambda: 0.0))
         self.model = SimModel(self.shape.capacity_bytes)
