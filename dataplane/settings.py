@@ -76,7 +76,7 @@ class SsdSettings:
         folder: for segments only; one node at a time uses it.
         capacity_bytes: what all tenants together may have in it, in bytes of files.
         node_key_folder: where the key that wraps the tenants' data keys is kept.
-        write_bytes_per_s: how fast one tenant may write, against wear; 0 for no bound.
+        write_bytes_per_s: how fast a tenant may write whose policy does not say, against wear; 0 for no bound.
 
     Raises:
         InvalidArgumentError: SSD_TOO_SMALL.
