@@ -67,13 +67,14 @@ class FairQueue(Generic[ItemT]):
 
     def push(self, flow: Flow[ItemT], item: ItemT) -> None:
         """Have ``item`` wait behind the others of its flow. An item waits once: the caller sees to that."""
-        if not flow._ready:
-            flow._start = max(flow._start, self._now)
+        if not flow._ready and flow._start < self._now:
+            flow._start = self._now
         flow._ready.append(item)
         self._waiting += 1
         if not flow._in_heap:
             flow._in_heap = True
-            heappush(self._heap, (flow._start, self._order(), flow))
+            self._pushes = order = self._pushes + 1
+            heappush(self._heap, (flow._start, order, flow))
 
     def pop(self) -> tuple[Flow[ItemT], ItemT]:
         """Take out the item whose turn it is; tell with :meth:`charge` what the turn cost.
@@ -82,19 +83,17 @@ class FairQueue(Generic[ItemT]):
             IndexError: nothing waits.
         """
         heap = self._heap
-        while True:
-            start, _, flow = heap[0]
-            if start == flow._start:
-                break
-            heapreplace(heap, (flow._start, self._order(), flow))  # it was charged meanwhile
+        if len(heap) > 1:
+            # A tag that has grown since, because its flow was charged, is put where it belongs.
+            while (top := heap[0])[0] != top[2]._start:
+                self._pushes = order = self._pushes + 1
+                heapreplace(heap, (top[2]._start, order, top[2]))
+        flow = heap[0][2]
         item = flow._ready.popleft()
         self._waiting -= 1
-        self._now = start
+        self._now = flow._start
         flow.turns += 1
-        if flow._ready:
-            # Its place is found anew once it is charged.
-            heapreplace(heap, (start, self._order(), flow))
-        else:
+        if not flow._ready:
             heappop(heap)
             flow._in_heap = False
         return flow, item
@@ -102,8 +101,5 @@ class FairQueue(Generic[ItemT]):
     def charge(self, flow: Flow[ItemT], work: int) -> None:
         """Account for ``work``, at least 0, done for a flow, in its turn or outside of any."""
         flow.work += work
-        flow._start = max(flow._start, self._now) + work * _SCALE // flow.weight
-
-    def _order(self) -> int:
-        self._pushes += 1
-        return self._pushes
+        start = flow._start if flow._start > self._now else self._now
+        flow._start = start + work * _SCALE // flow.weight
