@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.isolation.adapter import NotOfferedError, StoreAdapter
+from tests.isolation.cases_budget import full_length
 from tests.isolation.suite import SUITE
 from tests.isolation.table import Outcome, Row, run_case
 
@@ -24,8 +25,11 @@ def main() -> int:
     parser.add_argument("--transport", choices=("shm", "tcp"), default="shm", help="of the honest clients")
     parser.add_argument("--case", metavar="NAME", help="only cases whose name contains this")
     parser.add_argument("--beside", type=Path, metavar="FILE", help="the JSON of another store's run, for comparison")
+    parser.add_argument("--full", action="store_true", help="10^6 puts and removes instead of 10^5")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     arguments = parser.parse_args()
+    if arguments.full:
+        full_length()
     try:
         adapter = _adapter(arguments)
     except NotOfferedError as error:

@@ -24,6 +24,13 @@ class NotOfferedError(Exception):
     """The store has nothing like that; the case says so instead of holding or failing."""
 
 
+class Over(StrEnum):
+    """How a hostile client reaches the store."""
+
+    TCP = "tcp"
+    SHM = "shared memory"
+
+
 class Put(StrEnum):
     """What became of one item of a put."""
 
@@ -34,10 +41,11 @@ class Put(StrEnum):
 
 @dataclass(frozen=True)
 class Quota:
-    """What one tenant is promised and may hold."""
+    """What one tenant is promised and may hold, in memory and, where a case asks for it, on SSD."""
 
     limit_bytes: int
     reserved_bytes: int = 0
+    ssd_limit_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,10 @@ class Store(ABC):
         """What the tenant is charged right now."""
 
     @abstractmethod
+    def ssd_used_bytes(self, tenant: str) -> int:
+        """What the tenant is charged on SSD right now."""
+
+    @abstractmethod
     def set_limit(self, tenant: str, limit_bytes: int) -> None:
         """Change a quota; in force when this returns."""
 
@@ -108,11 +120,11 @@ class Store(ABC):
         """Every trick by which a client of ``by`` may change ``victim``'s bytes under its own name; what was tried."""
 
     @abstractmethod
-    def slow_get(self, tenant: str, key: bytes, meanwhile: Callable[[], None]) -> bytes | None:
+    def slow_get(self, tenant: str, key: bytes, meanwhile: Callable[[], None], *, over: Over) -> bytes | None:
         """Begin to read, call ``meanwhile`` with most of the bytes still to come, and read the rest."""
 
     @abstractmethod
-    def half_put(self, tenant: str, key: bytes, value: bytes) -> AbstractContextManager[None]:
+    def half_put(self, tenant: str, key: bytes, value: bytes, *, over: Over) -> AbstractContextManager[None]:
         """Send half of a value; at the end of the block the writer is gone."""
 
     @abstractmethod

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from tests.isolation.adapter import MIB, Put, Quota, StoreAdapter
+from tests.isolation.adapter import MIB, Over, Put, Quota, StoreAdapter
 from tests.isolation.blocks import key_of, value_of
 from tests.isolation.table import Verdict, case
 
 LARGE_BYTES = 8 * MIB
 
 
-@case("I7", "a slow read while its entry is evicted and its memory would be reused")
+@case("I7", "a slow read while its entry is evicted and its memory would be reused, over TCP")
 def slow_read(adapter: StoreAdapter) -> Verdict:
+    return _slow_read(adapter, Over.TCP)
+
+
+@case("I7", "a slow read while its entry is evicted and its memory would be reused, over shared memory")
+def slow_read_over_shared_memory(adapter: StoreAdapter) -> Verdict:
+    return _slow_read(adapter, Over.SHM)
+
+
+def _slow_read(adapter: StoreAdapter, over: Over) -> Verdict:
     with adapter.store({"a": Quota(32 * MIB), "b": Quota(40 * MIB)}, capacity_bytes=40 * MIB) as store:
         key, value = key_of(1), value_of("a", 1, LARGE_BYTES)
         owner, neighbour = store.client("a"), store.client("b")
@@ -23,7 +32,7 @@ def slow_read(adapter: StoreAdapter) -> Verdict:
             gone.append(owner.exists([key]) == [False])
             neighbour.put([(key_of(n), value_of("b", n, MIB)) for n in range(100, 160)])
 
-        got = store.slow_get("a", key, evict_and_reuse)
+        got = store.slow_get("a", key, evict_and_reuse, over=over)
         owner.delete([key_of(n) for n in range(2, 8)])
         charged_bytes = store.used_bytes("a")
     told = "absent" if got is None else "whole" if got == value else "OTHER BYTES"
@@ -31,11 +40,20 @@ def slow_read(adapter: StoreAdapter) -> Verdict:
     return Verdict((got is None or got == value) and gone == [True] and charged_bytes == 0, detail)
 
 
-@case("I7", "half a value sent, then read by a second client")
+@case("I7", "half a value sent, then read by a second client, over TCP")
 def half_a_value(adapter: StoreAdapter) -> Verdict:
+    return _half_a_value(adapter, Over.TCP)
+
+
+@case("I7", "half a value sent, then read by a second client, over shared memory")
+def half_a_value_over_shared_memory(adapter: StoreAdapter) -> Verdict:
+    return _half_a_value(adapter, Over.SHM)
+
+
+def _half_a_value(adapter: StoreAdapter, over: Over) -> Verdict:
     with adapter.store({"a": Quota(32 * MIB)}, capacity_bytes=40 * MIB) as store:
         client, key, value = store.client("a"), key_of(1), value_of("a", 1, MIB)
-        with store.half_put("a", key, value):
+        with store.half_put("a", key, value, over=over):
             got, there = client.get([key]), client.exists([key])
             during_bytes = store.used_bytes("a")
         stored = client.put([(key, value)]) == [Put.STORED] and client.get([key]) == [value]

@@ -7,8 +7,11 @@ from contextlib import suppress
 from tests.isolation.adapter import MIB, NotOfferedError, Put, Quota, StoreAdapter
 from tests.isolation.blocks import key_of, value_of
 from tests.isolation.table import Verdict, case
+from tests.support.waiting import wait_until
 
 PAIR = {"a": Quota(16 * MIB), "b": Quota(16 * MIB)}
+BLOCK_BYTES = 65_536
+SETTLE_S = 20.0
 
 
 @case("I1", "a process that merely says it is tenant b")
@@ -120,6 +123,29 @@ def remove_all_of_one(adapter: StoreAdapter) -> Verdict:
         charged_bytes = store.used_bytes("a")
     detail = f"a: {left} of 100 left, {charged_bytes} bytes charged; b, c: {kept['b']}, {kept['c']} of 100 kept"
     return Verdict(left == 0 and charged_bytes == 0 and set(kept.values()) == {100} and books, detail)
+
+
+@case("I12", "remove-all of one tenant touches nobody else's SSD")
+def remove_all_beside_ssd(adapter: StoreAdapter) -> Verdict:
+    quotas = {tenant: Quota(2 * MIB, ssd_limit_bytes=16 * MIB) for tenant in ("a", "b")}
+    with adapter.store(quotas, capacity_bytes=8 * MIB) as store:
+        keys = [key_of(number) for number in range(100)]
+        for key in keys:  # more than DRAM takes: most of it ends on SSD
+            for tenant in quotas:
+                store.client(tenant).put([(key, value_of(tenant, 1, BLOCK_BYTES))])
+        # What has reached SSD settles; what staging could not take is gone, as after any eviction.
+        wait_until(lambda: min(store.ssd_used_bytes(tenant) for tenant in quotas) > 2 * MIB, SETTLE_S)
+        gone, kept = store.client("a"), store.client("b")
+        before = kept.exists(keys)
+        store.remove_all("a")
+        left = 0
+        with suppress(NotOfferedError):
+            left = sum(gone.exists(keys))
+        values = [kept.get([key])[0] for key, was_there in zip(keys, before, strict=True) if was_there]
+        right = sum(value == value_of("b", 1, BLOCK_BYTES) for value in values)
+        wait_until(lambda: store.ssd_used_bytes("a") == 0, SETTLE_S)
+    detail = f"a: {left} of 100 left, nothing charged; b: {right} of {sum(before)} kept, most of them on SSD"
+    return Verdict(left == 0 and right == sum(before) > 50, detail)
 
 
 def _told(value: bytes | None) -> str:

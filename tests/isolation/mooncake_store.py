@@ -38,6 +38,7 @@ from tests.isolation.adapter import (
     Deployment,
     FrozenStore,
     NotOfferedError,
+    Over,
     Put,
     Quota,
     Store,
@@ -84,6 +85,8 @@ class MooncakeAdapter(StoreAdapter):
 
     @contextmanager
     def store(self, tenants: Mapping[str, Quota], *, capacity_bytes: int) -> Iterator[Store]:
+        if any(quota.ssd_limit_bytes for quota in tenants.values()):
+            raise NotOfferedError("it is run without its SSD tier here")
         with _running(tenants, capacity_bytes) as running:
             yield running
 
@@ -263,10 +266,13 @@ class MooncakeStore(Store):
         command = [sys.executable, "-c", _ONE_SIDED, place.transport_endpoint, str(place.buffer_address)]
         return subprocess.run(command, input=data, capture_output=True, timeout=60, check=False).stdout.decode().strip()
 
-    def slow_get(self, tenant: str, key: bytes, meanwhile: Callable[[], None]) -> bytes | None:
+    def ssd_used_bytes(self, tenant: str) -> int:
+        raise NotOfferedError("SSD bytes are charged to nobody")
+
+    def slow_get(self, tenant: str, key: bytes, meanwhile: Callable[[], None], *, over: Over) -> bytes | None:
         raise NotOfferedError("its client reads an entry in one call")
 
-    def half_put(self, tenant: str, key: bytes, value: bytes) -> AbstractContextManager[None]:
+    def half_put(self, tenant: str, key: bytes, value: bytes, *, over: Over) -> AbstractContextManager[None]:
         raise NotOfferedError("its client writes an entry in one call")
 
     def close(self) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import grpc
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dataplane.core.entry import Entry
+from dataplane.settings import SsdSettings
 from saltern import wire
 from saltern.admin_client import open_channel
 from saltern.async_client import AsyncClient
@@ -34,6 +37,7 @@ from tests.isolation.adapter import (
     Deployment,
     FrozenStore,
     NotOfferedError,
+    Over,
     Put,
     Quota,
     Store,
@@ -54,6 +58,7 @@ DEADLINE_MS = 120_000
 FROZEN_DEADLINE_MS = 500
 _TICK_S = 0.02
 _SMALL_BUFFER_BYTES = 64 * 1024
+_SHM_COPIES, _SHM_ENTRY_BYTES = 6, 8 * MIB
 
 
 class SalternAdapter(StoreAdapter):
@@ -75,11 +80,21 @@ class SalternAdapter(StoreAdapter):
     @contextmanager
     def store(self, tenants: Mapping[str, Quota], *, capacity_bytes: int) -> Iterator[Store]:
         policies = {
-            tenant: tenant_policy(limit_bytes=quota.limit_bytes, reserved_bytes=quota.reserved_bytes)
+            tenant: tenant_policy(
+                limit_bytes=quota.limit_bytes,
+                reserved_bytes=quota.reserved_bytes,
+                ssd_limit_bytes=quota.ssd_limit_bytes,
+            )
             for tenant, quota in tenants.items()
         }
-        with static_node(policies, dram_bytes=capacity_bytes) as node, ExitStack() as clients:
-            yield SalternStore(node, self._transport, clients)
+        ssd_bytes = sum(quota.ssd_limit_bytes for quota in tenants.values())
+        with ExitStack() as resources:
+            ssd = None
+            if ssd_bytes:
+                folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="saltern-ssd-")))
+                ssd = SsdSettings(folder / "ssd", ssd_bytes, folder)
+            node = resources.enter_context(static_node(policies, dram_bytes=capacity_bytes, ssd=ssd))
+            yield SalternStore(node, self._transport, resources)
             node.check_invariants()
 
     @contextmanager
@@ -172,6 +187,10 @@ class SalternStore(Store):
         usage = self._node.usage().tenants.get(TenantId(tenant))
         return usage.used_bytes if usage else 0
 
+    def ssd_used_bytes(self, tenant: str) -> int:
+        usage = self._node.usage().tenants.get(TenantId(tenant))
+        return usage.ssd.used_bytes if usage and usage.ssd else 0
+
     def set_limit(self, tenant: str, limit_bytes: int) -> None:
         self._node.change(tenant, tiers={Tier.DRAM: TierQuota(0, limit_bytes)})
 
@@ -261,7 +280,10 @@ class SalternStore(Store):
             tried.append("its own region, inside and outside of it, and scribbling over it afterwards")
         return tried
 
-    def slow_get(self, tenant: str, key: bytes, meanwhile: Callable[[], None]) -> bytes | None:
+    def slow_get(self, tenant: str, key: bytes, meanwhile: Callable[[], None], *, over: Over) -> bytes | None:
+        return (self._slow_get_tcp if over is Over.TCP else self._slow_get_shm)(tenant, key, meanwhile)
+
+    def _slow_get_tcp(self, tenant: str, key: bytes, meanwhile: Callable[[], None]) -> bytes | None:
         with connect_tcp(self._node) as client:
             # Nobody takes the reply, so the node keeps most of it.
             client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, _SMALL_BUFFER_BYTES)
@@ -274,16 +296,45 @@ class SalternStore(Store):
             payload = first + client.read(header.payload_bytes - len(first))
         return payload if reply.codes == b"\0" else None
 
+    def _slow_get_shm(self, tenant: str, key: bytes, meanwhile: Callable[[], None]) -> bytes | None:
+        """The node copies and waits for nobody: so many copies of the entry are asked for that it takes turns."""
+        room_bytes = _SHM_COPIES * _SHM_ENTRY_BYTES
+        with connect_unix(self._node) as client, Segment(room_bytes) as segment:
+            client.hello(self._node.token(tenant, "chat"))
+            client.register([segment.descriptor], room_bytes)
+            offsets = list(range(0, room_bytes, _SHM_ENTRY_BYTES))
+            get = wire.Get(key * _SHM_COPIES, [_SHM_ENTRY_BYTES] * _SHM_COPIES, region=0, offsets=offsets)
+            client.send(Opcode.GET, get)
+            meanwhile()
+            reply, _ = client.answer(wire.GetReply)
+            copies = {
+                bytes(segment.memory[offset : offset + size]) if code == 0 else None
+                for offset, code, size in zip(offsets, reply.codes, reply.sizes, strict=True)
+            }
+        assert len(copies) == 1, f"{len(copies)} different copies of one entry"
+        return copies.pop()
+
     @contextmanager
-    def half_put(self, tenant: str, key: bytes, value: bytes) -> Iterator[None]:
+    def half_put(self, tenant: str, key: bytes, value: bytes, *, over: Over) -> Iterator[None]:
+        """Over shared memory: through that door, and once more from a region that holds only half of it."""
+
         def in_flight_bytes() -> int:
             return self._node.usage().tenants[TenantId(tenant)].in_flight_bytes
 
-        with connect_tcp(self._node) as client:
+        put = wire.Put(key, [len(value)], wire.join_sums([wire.checksum(value)]))
+        half = value[: len(value) // 2]
+        if over is Over.SHM:
+            with connect_unix(self._node) as client, Segment(len(value)) as segment:
+                client.hello(self._node.token(tenant, "chat"))
+                client.register([segment.descriptor], len(value))
+                segment.memory[: len(half)] = half
+                client.send(Opcode.PUT, msgspec.structs.replace(put, region=0, offsets=[0]))
+                reply, _ = client.answer(wire.PutReply)
+                assert reply.codes != b"\0", "a value whose sum does not match was acknowledged"
+        with (connect_tcp if over is Over.TCP else connect_unix)(self._node) as client:
             client.hello(self._node.token(tenant, "chat"))
-            put = wire.Put(key, [len(value)], wire.join_sums([wire.checksum(value)]))
             frame = wire.encode_request(Opcode.PUT, 1, wire.encode_body(put), len(value))
-            client.sock.sendall(frame + value[: len(value) // 2])
+            client.sock.sendall(frame + half)
             wait_until(lambda: in_flight_bytes() == len(value))
             yield
         wait_until(lambda: in_flight_bytes() == 0)
