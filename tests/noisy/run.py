@@ -138,7 +138,8 @@ def measure(
             flooder.say("flood 2 0")
             flooder.hear()
             for number in range(rounds):
-                for kind in KINDS:
+                turn = number % len(KINDS)
+                for kind in KINDS[turn:] + KINDS[:turn]:
                     before_s = node.cpu_s
                     if kind == FLOODED:
                         flooder.say(f"flood {round_s} {pace}")

@@ -75,7 +75,9 @@ class Victim:
 
     def _turn(self, told: Round) -> None:
         told.turns += 1
-        at = min(int(self._rng.expovariate(4 / CHAINS)), CHAINS - 1)  # some prompts much more often than others
+        at = int(
+            CHAINS * self._rng.random() ** 2
+        )  # some much more often than others, none so seldom that it is evicted
         if self._rng.random() < NEW_PROMPT_SHARE:
             self._prompts[at] = self._new_prompt()
         prompt = self._prompts[at]
