@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from saltern.bench.markdown import markdown_table
 from saltern.cli.render import Table, print_json
-from saltern.cli.settings import settings_of
+from saltern.cli.settings import Settings, settings_of
+
+if TYPE_CHECKING:
+    from saltern.bench.report import BenchReport
+    from saltern.bench.scale import ScaleReport
 
 PEERS_DIR = Path("build/bench/peers")
 
@@ -34,28 +40,50 @@ PEERS_DIR = Path("build/bench/peers")
     show_default=True,
     help="Where make bench-peers installed them.",
 )
+@click.option("--scale", is_flag=True, help="Instead: 10^6 entries and 10,000 tenants beside 10^4 and one (minutes).")
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
 @click.pass_context
 def bench(
-    ctx: click.Context, *, output_dir: Path, turns: int, peers: str | None, peers_dir: Path, markdown: bool
+    ctx: click.Context,
+    *,
+    output_dir: Path,
+    turns: int,
+    peers: str | None,
+    peers_dir: Path,
+    scale: bool,
+    markdown: bool,
 ) -> None:
     """Measure this machine: ours beside its own limits and other stores, in turns, on a private stack."""
-    from saltern.bench.peers.catalogue import choose_peers
-    from saltern.bench.run import run_bench
-
     settings = settings_of(ctx)
-    chosen, left_out = choose_peers(peers, peers_dir)
-    report = run_bench(turns, chosen, left_out, peers_dir, lambda text: click.echo(f"bench: {text}", err=True))
+    report: BenchReport | ScaleReport
+    if scale:
+        from saltern.bench.scale import run_scale
+
+        report = run_scale(turns, _say)
+    else:
+        from saltern.bench.peers.catalogue import choose_peers
+        from saltern.bench.run import run_bench
+
+        chosen, left_out = choose_peers(peers, peers_dir)
+        report = run_bench(turns, chosen, left_out, peers_dir, _say)
     path = report.write(output_dir)
     if settings.json:
         print_json(report.as_json())
     elif markdown:
-        click.echo(report.as_markdown())
+        click.echo("\n\n".join(markdown_table(*table) for table in report.tables()))
     else:
-        for headings, rows in report.tables():
-            table = Table(*[heading.upper() for heading in headings])
-            for row in rows:
-                table.add(*row)
-            table.print(settings)
-            click.echo()
+        _print_tables(report.tables(), settings)
         click.echo(f"medians of {turns} turns, authentication on; {path}")
+
+
+def _say(text: str) -> None:
+    click.echo(f"bench: {text}", err=True)
+
+
+def _print_tables(tables: list[tuple[list[str], list[list[str]]]], settings: Settings) -> None:
+    for headings, rows in tables:
+        table = Table(*[heading.upper() for heading in headings])
+        for row in rows:
+            table.add(*row)
+        table.print(settings)
+        click.echo()

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from saltern.bench.batches import BatchResult
 from saltern.bench.case import Case, Contender, Role
+from saltern.bench.markdown import markdown_table
 from saltern.bench.targets import Target, targets
 
 SCHEMA: Final = "saltern.bench/2"
@@ -93,7 +94,7 @@ class BenchReport:
         ]
 
     def as_markdown(self) -> str:
-        return "\n\n".join(_markdown(*table) for table in self.tables())
+        return "\n\n".join(markdown_table(*table) for table in self.tables())
 
     def _figures(self) -> tuple[list[str], list[list[str]]]:
         peers = _peer_names(self.cases)
@@ -196,8 +197,3 @@ def _number(figure: float) -> str:
 
 def _seconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:.2f}"
-
-
-def _markdown(headings: list[str], rows: list[list[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines)

@@ -70,7 +70,7 @@ def run_bench(
         say("single blocks, large batches, authentication")
         latency = {client.transport: latencies(client, LATENCY_COUNT) for client in (tcp.client, shm.client)}
         batches = large_batches(tcp.client, running)
-        authentication = authentication_cost(stack.wire_endpoint, tcp.first_grant)
+        authentication = authentication_cost(stack.wire_endpoint, tcp.exchange())
         say("stopping the stack")
     notes = [PeerNote(peer.peer.title, peer.version, peer.ways) for peer in running]
     notes += [PeerNote(PEERS[name].title, "", {}, reason) for name, reason in reasons.items()]

@@ -21,6 +21,8 @@ _ROW: Final = 512
 class LmcacheStore(Store):
     """``lmcache_server``: values received into memory that exists already, as its own connector does."""
 
+    has_batches = False
+
     def start(self) -> None:
         os.environ.update(LMCACHE_TRACK_USAGE="false", LMCACHE_LOG_LEVEL="ERROR")
         port = free_port()

@@ -76,8 +76,10 @@ class Measure:
     def batch(self, count: int, block_bytes: int) -> dict[str, Any]:
         """Seconds to put, ask for and get ``count`` keys by the client's first way, which is its largest batch.
 
-        Raises if one key fails.
+        Raises if one key fails, and where its protocol has no batches.
         """
+        if not self._store.has_batches:
+            raise RuntimeError("its protocol moves one key at a time")
         batch = self._make_batch(count, block_bytes)
         put, get = next(iter(self._store.put_ways().values())), next(iter(self._store.get_ways().values()))
         try:

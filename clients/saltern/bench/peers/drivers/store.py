@@ -63,6 +63,8 @@ class Store(ABC):
 
     #: The only sizes of a block that this peer can be measured with, in bytes; empty for any.
     block_sizes_bytes: tuple[int, ...] = ()
+    #: Whether its client moves or asks for many keys in one call.
+    has_batches = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
