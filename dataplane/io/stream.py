@@ -32,6 +32,9 @@ RECEIVE_MAX_BYTES: Final = 512 * 1024
 SUM_PIECE_BYTES: Final = 256 * 1024
 #: Linux takes up to 1024 buffers in one sendmsg.
 SEND_BUFFERS_MAX: Final = 512
+#: A socket may take more in one call than a short turn has left; below this it is offered no more than that.
+_SEND_BYTES: Final = 1024 * 1024
+_SEND_MIN_BYTES: Final = 64 * 1024
 _SCRATCH_BYTES: Final = 256 * 1024
 #: About 150 us of looking for the next frame.
 _LOOKS_MAX: Final = 150
@@ -227,8 +230,11 @@ class ByteStream:
         index, count = 0, len(parts)
         rest: list[bytes | memoryview] = list(parts)
         while index < count:
+            offered = rest[index : index + SEND_BUFFERS_MAX]
+            if self._turn_left < _SEND_BYTES:
+                offered = _head(offered, max(self._turn_left, _SEND_MIN_BYTES))
             try:
-                sent = self._socket.sendmsg(rest[index : index + SEND_BUFFERS_MAX])
+                sent = self._socket.sendmsg(offered)
             except (BlockingIOError, InterruptedError):
                 yield WRITE
                 continue
@@ -340,3 +346,12 @@ class ByteStream:
         received_bytes = self._consumed_bytes + self._end - self._start
         self._descriptors_span = (received_bytes, received_bytes + count)
         return count
+
+
+def _head(parts: list[bytes | memoryview], length: int) -> list[bytes | memoryview]:
+    """The first ``length`` bytes of ``parts``, uncopied, or all of them."""
+    for index, part in enumerate(parts):
+        if len(part) >= length:
+            return [*parts[:index], memoryview(part)[:length]]
+        length -= len(part)
+    return parts
