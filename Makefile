@@ -12,7 +12,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sim isolation chaos noisy lint format bench ssd-cost proto proto-check clean
+.PHONY: help setup demo test sim isolation chaos noisy lint format bench bench-scale bench-peers ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -57,8 +57,14 @@ format: setup  ## format the code
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format --quiet .
 
-bench: setup  ## measure beside the machine's own limits in one run; writes build/bench/report.json
+bench: setup  ## measure beside the machine's own limits and other stores in one run; writes build/bench/report.json
 	@$(BIN)/saltern bench --output-dir build/bench $(BENCH_ARGS)
+
+bench-scale: setup  ## measure with 10^6 entries and with 10,000 tenants; writes build/bench/scale.json
+	@$(BIN)/saltern bench --scale --output-dir build/bench $(BENCH_ARGS)
+
+bench-peers: setup  ## install the other stores that make bench measures, each into an environment of its own
+	@$(BIN)/python -m saltern.bench.peers.install build/bench/peers $(PEERS)
 
 ssd-cost: setup  ## measure the SSD tier beside its device: SSD_COST_ARGS="--folder /nvme --recovery-entries 1000000"
 	@$(BIN)/python -m dataplane.bench_ssd $(SSD_COST_ARGS)
