@@ -8,6 +8,7 @@
             1──0..1 rate_limits
             1──n api_keys (n──0 for    bootstrap, policy_state     (one row each)
                  keys of the platform)
+            1──n token_revocations (n──0 for tokens of the platform)
 
 Deleting a tenant deletes all that hangs off it, its root secret included (I12); its audit chain stays (I11).
 The schema is made by ``migrations/``; a test holds both to be the same.
@@ -228,6 +229,7 @@ class ApiKey(Base):
     """A credential: what finds it (``lookup``) and what proves it (``secret_sha256``), never the secret itself.
 
     ``tenant_id`` is NULL for a key of the platform. ``created_by``: resource name of the key that made this one.
+    ``min_issue_time``: its tokens issued before are refused.
     """
 
     __tablename__ = "api_keys"
@@ -255,6 +257,7 @@ class ApiKey(Base):
     create_time: Mapped[datetime]
     expire_time: Mapped[datetime | None]
     last_used_time: Mapped[datetime | None]
+    min_issue_time: Mapped[datetime | None]
 
 
 class AuditEvent(Base):
@@ -306,15 +309,43 @@ class RequestLog(Base):
 
 
 class SigningKey(Base):
-    """A key pair that signs tokens; the private half is wrapped. ``not_after_time``: tokens verify until then."""
+    """A key pair that signs tokens; ``controlplane.core.key_rotation`` says what its times mean.
+
+    ``publish_version``: the first policy version that holds it. ``not_after_time``: no token of it is good from then on.
+    ``wrapped_private_key``: NULL once destroyed.
+    """
 
     __tablename__ = "signing_keys"
 
     kid: Mapped[str] = mapped_column(primary_key=True)
-    wrapped_private_key: Mapped[bytes]
+    wrapped_private_key: Mapped[bytes | None]
     public_x: Mapped[str]
     create_time: Mapped[datetime]
     not_after_time: Mapped[datetime | None]
+    publish_version: Mapped[int] = mapped_column(server_default=_ZERO)
+    sign_time: Mapped[datetime | None]
+    retire_time: Mapped[datetime | None]
+
+
+class TokenRevocation(Base):
+    """Tokens that are refused although they verify: the rules of ``tenants.revocation``.
+
+    ``tenant_id``: whose tokens; NULL for those of the platform. The row means nothing from ``expire_time`` on.
+    """
+
+    __tablename__ = "token_revocations"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "token_id_prefix", postgresql_nulls_not_distinct=True),
+        CheckConstraint("token_id_prefix ~ '^[0-9a-f]{16}([0-9a-f]{16})?$'", name="token_id_prefix_form"),
+        not_negative("issued_before_s"),
+    )
+
+    uid: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    tenant_id: Mapped[str | None] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    token_id_prefix: Mapped[str]
+    issued_before_s: Mapped[int]
+    revoke_time: Mapped[datetime]
+    expire_time: Mapped[datetime]
 
 
 class Bootstrap(Base):
