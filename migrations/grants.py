@@ -23,6 +23,7 @@ _GRANTS: dict[str, str] = {
     "bootstrap": "SELECT, INSERT, UPDATE",
     "policy_state": "SELECT, UPDATE",
     "audit_events": "SELECT, INSERT",  # append-only (I11)
+    "audit_checkpoint_keys": "SELECT, INSERT, UPDATE",  # what a key signed is verified for ever
     "alembic_version": "SELECT",
 }
 

@@ -4,7 +4,7 @@
 
     tenants 1──n namespaces            nodes 1──n node_usage, node_tier_usage n──1 tenants
             1──n tier_quotas           audit_events, request_log   (keyed by names: they outlive what they name)
-            1──1 salt_policies         signing_keys
+            1──1 salt_policies         signing_keys, audit_checkpoint_keys
             1──0..1 rate_limits
             1──n api_keys (n──0 for    bootstrap, policy_state     (one row each)
                  keys of the platform)
@@ -74,6 +74,9 @@ USAGE_MAPS = (
 # Defaults of the server's for columns that came later: during an upgrade, processes of the earlier version insert too.
 _ZERO = text("0")
 _EMPTY_OBJECT = text("'{}'::jsonb")
+_EMPTY_TEXT = text("''::text")
+#: Formats of an audit event's hash that this release knows; see ``saltern.audit.chain``.
+HASH_FORMAT_NEWEST = 2
 
 
 class AuditOutcome(StrEnum):
@@ -264,6 +267,8 @@ class AuditEvent(Base):
     """One event of one hash chain; append-only, also by trigger and grants (I11).
 
     ``chain``: a tenant id or ``PLATFORM_CHAIN``. No foreign key: a chain outlives its tenant.
+    ``hash_format``: which fields ``hash`` covers (``saltern.audit.chain``); the three columns after it from format 2 on.
+    ``peer``: the network address that the call came from. ``policy_version``: after the act.
     """
 
     __tablename__ = "audit_events"
@@ -273,6 +278,8 @@ class AuditEvent(Base):
         one_of("outcome", *AuditOutcome),
         sha256("previous_hash"),
         sha256("hash"),
+        in_range("hash_format", 1, HASH_FORMAT_NEWEST),
+        not_negative("policy_version"),
     )
 
     chain: Mapped[str] = mapped_column(primary_key=True)
@@ -288,6 +295,26 @@ class AuditEvent(Base):
     after: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     previous_hash: Mapped[bytes]
     hash: Mapped[bytes]
+    hash_format: Mapped[int] = mapped_column(SmallInteger, server_default=text("1"))
+    actor_role: Mapped[str] = mapped_column(server_default=_EMPTY_TEXT)
+    peer: Mapped[str] = mapped_column(server_default=_EMPTY_TEXT)
+    policy_version: Mapped[int] = mapped_column(server_default=_ZERO)
+
+
+class AuditCheckpointKey(Base):
+    """A key pair that signs checkpoints of audit chains; the private half is wrapped, both halves are 32 bytes.
+
+    ``retire_time``: it signs nothing from then on; what it signed before stays good. The newest one without it signs.
+    """
+
+    __tablename__ = "audit_checkpoint_keys"
+    __table_args__ = (CheckConstraint("octet_length(public_key) = 32", name="public_key_is_ed25519"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    wrapped_private_key: Mapped[bytes]
+    public_key: Mapped[bytes]
+    create_time: Mapped[datetime]
+    retire_time: Mapped[datetime | None]
 
 
 class RequestLog(Base):
