@@ -19,6 +19,7 @@ from sqlalchemy import URL, Connection, create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
+from controlplane.db.row_security import EVERY_TENANT, TENANT_SETTING
 from controlplane.db.session import sqlalchemy_url
 from migrations.grants import apply_grants
 from saltern.errors import UnavailableError
@@ -79,6 +80,8 @@ def _migrating(url: str | URL) -> Iterator[Connection]:
         _set_timeouts(connection, lock_ms=_TURN_TIMEOUT_MS, statement_ms=_TURN_TIMEOUT_MS)
         connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": _ADVISORY_LOCK_ID})
         _set_timeouts(connection, lock_ms=_LOCK_TIMEOUT_MS, statement_ms=_STATEMENT_TIMEOUT_MS)
+        # Row-level security binds the owner too: without this a revision would look for rows and find none.
+        connection.execute(text("SELECT set_config(:name, :all, true)"), {"name": TENANT_SETTING, "all": EVERY_TENANT})
         yield connection
 
 

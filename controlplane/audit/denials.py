@@ -17,8 +17,8 @@ import structlog
 from controlplane.audit.redaction import redacted
 from controlplane.audit.trail import record
 from controlplane.clock import Clock, utc_now
+from controlplane.db import Database, ServiceScope, ServiceTask, TenantScope
 from controlplane.db.models import PLATFORM_CHAIN, AuditOutcome
-from controlplane.db.session import Database
 from saltern.errors import SalternError
 from saltern.names import TenantId
 
@@ -69,7 +69,8 @@ class DenialLog:
         if not self._admit(chain, (actor, method, error.reason), now):
             return
         try:
-            async with self._database.transaction() as session:
+            scope = ServiceScope(ServiceTask.DENIAL) if tenant is None else TenantScope(tenant)
+            async with self._database.transaction(scope) as session:
                 await record(
                     session,
                     tenant=tenant,

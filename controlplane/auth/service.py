@@ -24,7 +24,7 @@ from controlplane.auth.exchange import (
 from controlplane.auth.key_set import encode_key_set
 from controlplane.auth.signing_keys import KeyRing
 from controlplane.clock import Clock, utc_now
-from controlplane.db import Database, models
+from controlplane.db import Database, ServiceScope, ServiceTask, TenantScope, models, narrow
 from controlplane.node.registry import live_nodes
 from controlplane.rpc import Context, unary
 from controlplane.secrets import KeyEncryptionKey
@@ -80,9 +80,11 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
         now = self._clock()
         actor, tenant = ANONYMOUS, None
         try:
-            async with self._database.transaction() as session:
+            async with self._database.transaction(ServiceScope(ServiceTask.CREDENTIAL_LOOKUP)) as session:
                 credential = await verify_api_key(session, request.api_key, now)
                 actor, tenant = credential.name, credential.tenant_id
+                if tenant is not None:
+                    await narrow(session, TenantScope(tenant))
                 require_active(credential.tenant)
                 return await self._exchange(session, credential, audience, namespace_id, now)
         except (UnauthenticatedError, PermissionDeniedError, FailedPreconditionError) as error:
@@ -123,7 +125,7 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
     ) -> auth_pb2.RedeemBootstrapTokenResponse:
         api_key_id = ApiKeyId(parse_identifier(request.api_key_id or _FIRST_API_KEY_ID, what="API key"))
         try:
-            async with self._database.transaction() as session:
+            async with self._database.transaction(ServiceScope(ServiceTask.BOOTSTRAP)) as session:
                 key = await bootstrap.redeem(session, request.bootstrap_token, api_key_id, self._clock())
         except UnauthenticatedError as error:
             await self._denials.record_denied(error, method=bootstrap.REDEEM_METHOD)

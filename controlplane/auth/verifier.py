@@ -11,7 +11,7 @@ from sqlalchemy import select
 from controlplane.auth.exchange import Credential, is_expired, lookup_of, require_active
 from controlplane.caller import Caller
 from controlplane.clock import Clock, ceiling_s, utc_now
-from controlplane.db import Database, models
+from controlplane.db import Database, models, scope_of
 from saltern.errors import UnauthenticatedError
 from tenants.tokens import Audience, Claims, KeySet, verify_token
 
@@ -62,7 +62,7 @@ class TokenVerifier:
             .outerjoin(models.Tenant, models.ApiKey.tenant_id == models.Tenant.id)
             .where(models.ApiKey.lookup == lookup_of(claims))
         )
-        async with self._database.transaction() as session:
+        async with self._database.transaction(scope_of(to_caller(claims))) as session:
             found = (await session.execute(statement)).one_or_none()
         if (
             found is None

@@ -1,6 +1,20 @@
 """The control plane's database: the tables (``models``), the one way to use them (``session``), and what they share."""
 
 from controlplane.db.policy import POLICY_CHANNEL, bump_policy_version
-from controlplane.db.session import Database, connect, sqlalchemy_url
+from controlplane.db.row_security import PlatformScope, Scope, ServiceScope, ServiceTask, TenantScope, scope_of
+from controlplane.db.session import Database, connect, narrow, sqlalchemy_url
 
-__all__ = ["POLICY_CHANNEL", "Database", "bump_policy_version", "connect", "sqlalchemy_url"]
+__all__ = [
+    "POLICY_CHANNEL",
+    "Database",
+    "PlatformScope",
+    "Scope",
+    "ServiceScope",
+    "ServiceTask",
+    "TenantScope",
+    "bump_policy_version",
+    "connect",
+    "narrow",
+    "scope_of",
+    "sqlalchemy_url",
+]

@@ -1,20 +1,24 @@
 """One database, one unit of work: ``async with database.transaction() as session``.
 
 Everything the service changes happens inside such a block: it commits at the end or, on any exception, not at all
-(I11). What the driver raises passes through as it is; ``controlplane.rpc`` says what it means to a caller.
+(I11). Each is bound to the rows of its scope before its first statement (I2, ``controlplane.db.row_security``). What
+the driver raises passes through as it is; ``controlplane.rpc`` says what it means to a caller.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final, Literal
 
-from sqlalchemy import URL, text
+from sqlalchemy import URL, Connection, event, func, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
+from controlplane.db.row_security import TENANT_SETTING, Scope, TenantScope, scope_of_current_caller, setting_of
 from saltern.errors import InvalidArgumentError
 
 _CONNECT_TIMEOUT_S = 5
@@ -22,6 +26,18 @@ _POOL_TIMEOUT_S = 5
 _STATEMENT_TIMEOUT_MS = 10_000
 _LOCK_TIMEOUT_MS = 5_000
 _IDLE_IN_TRANSACTION_TIMEOUT_MS = 30_000
+_SCOPE: Final = "scope"  # in ``Session.info``
+
+
+class _ScopedSession(Session):
+    """A session whose every transaction is told its scope first."""
+
+
+@event.listens_for(_ScopedSession, "after_begin")
+def _set_scope(session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
+    scope: Scope | None = session.info[_SCOPE]
+    if scope is not None:  # none set is none allowed: the setting of a transaction ends with it
+        connection.execute(select(func.set_config(TENANT_SETTING, setting_of(scope), True)))
 
 
 class Database:
@@ -30,17 +46,29 @@ class Database:
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
         # What a block read stays usable after its commit: answers are built from it.
-        self._sessions = async_sessionmaker(engine, expire_on_commit=False)
+        self._sessions = async_sessionmaker(engine, expire_on_commit=False, sync_session_class=_ScopedSession)
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[AsyncSession]:
-        """One READ COMMITTED transaction: commits at the end of the block, rolls back on any exception.
+    async def transaction(
+        self,
+        scope: Scope | None = None,
+        *,
+        isolation_level: Literal["READ COMMITTED", "REPEATABLE READ"] = "READ COMMITTED",
+    ) -> AsyncIterator[AsyncSession]:
+        """One transaction: commits at the end of the block, rolls back on any exception.
+
+        Args:
+            scope: whose rows it may touch; by default those of the current caller, and where there is none, no row of
+                any tenant (I10).
 
         Raises:
             sqlalchemy.exc.DBAPIError: the database refused a statement or cannot be reached.
             sqlalchemy.exc.TimeoutError: no connection of the pool became free in time.
         """
-        async with self._sessions() as session, session.begin():
+        info = {_SCOPE: scope or scope_of_current_caller()}
+        async with self._sessions(info=info) as session, session.begin():
+            if isolation_level != "READ COMMITTED":
+                await session.connection(execution_options={"isolation_level": isolation_level})
             yield session
 
     @property
@@ -58,6 +86,12 @@ class Database:
     async def close(self) -> None:
         """Close every connection."""
         await self.engine.dispose()
+
+
+async def narrow(session: AsyncSession, scope: TenantScope) -> None:
+    """From here on the transaction may touch the rows of one tenant only: once it is known whose it is (I2)."""
+    session.info[_SCOPE] = scope
+    await session.execute(select(func.set_config(TENANT_SETTING, setting_of(scope), True)))
 
 
 def connect(url: str | URL, *, pool_connections: int = 10) -> Database:

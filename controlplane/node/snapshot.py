@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.auth.key_set import encode_key_set
 from controlplane.clock import ceiling_s
 from controlplane.core.quota_split import split_quota, split_rates
-from controlplane.db import Database, models
+from controlplane.db import Database, ServiceScope, ServiceTask, models
 from controlplane.node.registry import capacity_bytes
 from saltern.admin.v1 import quotas_pb2, tenants_pb2
 from saltern.names import NamespaceId, NodeId, TenantId
@@ -50,8 +50,8 @@ class PolicyRows:
 
 async def read_policy_rows(database: Database) -> PolicyRows:
     """Read everything that any node's policy depends on, in one REPEATABLE READ transaction."""
-    async with database.transaction() as session:
-        await session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+    scope = ServiceScope(ServiceTask.POLICY_SNAPSHOT)
+    async with database.transaction(scope, isolation_level="REPEATABLE READ") as session:
         return PolicyRows(
             version=await read_version(session),
             tenants=list(await session.scalars(select(models.Tenant).order_by(models.Tenant.id))),
