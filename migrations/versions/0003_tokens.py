@@ -58,7 +58,9 @@ def downgrade() -> None:
     """
     in_force = {
         "token_revocations": "SELECT EXISTS (SELECT FROM token_revocations WHERE expire_time > now())",
-        "signing_keys": "SELECT EXISTS (SELECT FROM signing_keys WHERE wrapped_private_key IS NULL OR sign_time IS NULL)",
+        "signing_keys": (
+            "SELECT EXISTS (SELECT FROM signing_keys WHERE wrapped_private_key IS NULL OR sign_time IS NULL)"
+        ),
     }
     for table, statement in in_force.items():
         if op.get_bind().scalar(sa.text(statement)):

@@ -198,6 +198,7 @@ class TenantPolicy(_message.Message):
     NAMESPACES_FIELD_NUMBER: _builtins.int
     MIN_ISSUE_TIME_FIELD_NUMBER: _builtins.int
     RATES_FIELD_NUMBER: _builtins.int
+    REVOCATIONS_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     state: _tenants_pb2.Tenant.State.ValueType
     @_builtins.property
@@ -214,6 +215,10 @@ class TenantPolicy(_message.Message):
     def rates(self) -> _quotas_pb2.RateLimits:
         """This node's share of the tenant's rate limits; 0, and a message that is not there, is no limit."""
 
+    @_builtins.property
+    def revocations(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenRevocation]:
+        """Single tokens, and tokens of single API keys, that are refused although they verify; at most 64."""
+
     def __init__(
         self,
         *,
@@ -223,14 +228,39 @@ class TenantPolicy(_message.Message):
         namespaces: _abc.Iterable[Global___NamespacePolicy] | None = ...,
         min_issue_time: _timestamp_pb2.Timestamp | None = ...,
         rates: _quotas_pb2.RateLimits | None = ...,
+        revocations: _abc.Iterable[Global___TokenRevocation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["min_issue_time", b"min_issue_time", "rates", b"rates"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_issue_time", b"min_issue_time", "namespaces", b"namespaces", "rates", b"rates", "state", b"state", "tenant_id", b"tenant_id", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_issue_time", b"min_issue_time", "namespaces", b"namespaces", "rates", b"rates", "revocations", b"revocations", "state", b"state", "tenant_id", b"tenant_id", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TenantPolicy: _TypeAlias = TenantPolicy  # noqa: Y015
+
+@_typing.final
+class TokenRevocation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_PREFIX_FIELD_NUMBER: _builtins.int
+    ISSUED_BEFORE_S_FIELD_NUMBER: _builtins.int
+    token_id_prefix: _builtins.str
+    """The id (jti) of a token, 32 hexadecimal digits, or the first 16, which all tokens of one API key share."""
+    issued_before_s: _builtins.int
+    """Unix seconds: tokens issued from then on are good."""
+    def __init__(
+        self,
+        *,
+        token_id_prefix: _builtins.str = ...,
+        issued_before_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["issued_before_s", b"issued_before_s", "token_id_prefix", b"token_id_prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenRevocation: _TypeAlias = TokenRevocation  # noqa: Y015
 
 @_typing.final
 class NamespacePolicy(_message.Message):
