@@ -12,7 +12,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sim isolation chaos noisy lint format bench bench-scale bench-peers ssd-cost proto proto-check clean
+.PHONY: help setup demo test sim isolation chaos noisy lint format bench bench-scale bench-peers core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -68,6 +68,9 @@ bench-peers: setup  ## install the other stores that make bench measures, each i
 
 ssd-cost: setup  ## measure the SSD tier beside its device: SSD_COST_ARGS="--folder /nvme --recovery-entries 1000000"
 	@$(BIN)/python -m dataplane.bench_ssd $(SSD_COST_ARGS)
+
+core-cost: setup  ## what the core alone costs: memory of an entry, time of a command, fragmentation (minutes)
+	@$(BIN)/python -m tests.core_cost $(CORE_COST_ARGS)
 
 # The compiler lives apart: code made with 1.76 imports beside every later protobuf and grpcio, also beside vLLM's.
 $(PROTO_VENV)/.installed: Makefile

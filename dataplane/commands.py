@@ -119,13 +119,11 @@ FIRST_POLICY_S: Final = 15.0
     help="Protect all that a tenant reserved, or only what earns it hits and lend the rest.",
 )
 @click.option(
-    "--soft-mark",
-    "soft_mark_percent",
-    envvar="SALTERN_NODE_SOFT_MARK",
+    "--soft-mark-percent",
+    envvar="SALTERN_NODE_SOFT_MARK_PERCENT",
     type=click.IntRange(1, 100),
-    default=100,
-    show_default=True,
-    help="Percent of its limit above which a tenant's own coldest entries leave in the background; 100 for never.",
+    metavar="PERCENT",
+    help="Share of its limit that a tenant is trimmed to in the background; 100: off. [default: 98 with SSD, else 100]",
 )
 @click.option(
     "--state-dir",
@@ -190,7 +188,7 @@ def serve_node(
     ssd_write_bytes: str | None,
     eviction: str,
     reservations: str,
-    soft_mark_percent: int,
+    soft_mark_percent: int | None,
     state_dir: Path,
     prefault: bool,
     copy_tuning: bool,

@@ -91,7 +91,7 @@ class Node:
             eviction=settings.eviction,
             reservations=settings.reservations,
             ssd=self._tier,
-            soft_mark_percent=settings.soft_mark_percent,
+            soft_mark_percent=settings.soft_mark,
         )
         self._warm = None if folder is None else WarmRestart(folder, self._arena, self._core, clock)
         self._state = NodeState(

@@ -18,6 +18,9 @@ MIB: Final = 1024 * 1024
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
 DRAM_MIN_BYTES: Final = MIB
 METRICS_TENANTS_MAX: Final = 200
+#: Moves most evictions out of the way of puts, for up to 0.6 points of hit rate (docs/eviction.md has the figures).
+SSD_SOFT_MARK_PERCENT: Final = 98
+NO_SOFT_MARK: Final = 100
 SSD_MIN_BYTES: Final = 16 * MIB
 
 
@@ -125,7 +128,7 @@ class NodeSettings:
         eviction: the order in which a tenant's entries leave.
         reservations: what of a reservation nobody else may take (I5).
         soft_mark_percent: of its limit, above which a tenant's own coldest entries leave in the background; 100 for
-            never. What it has reserved stays.
+            never, None for :attr:`soft_mark` to choose. What it has reserved stays.
         prefault: take the arena's memory at start instead of at first use.
         allow_plaintext: permit listening on other than loopback addresses without TLS.
         metrics_listen: where metrics and health are served over HTTP; None for nowhere.
@@ -144,7 +147,7 @@ class NodeSettings:
     shm_mode: int = 0o600
     eviction: Eviction = DEFAULT_EVICTION
     reservations: Reservations = DEFAULT_RESERVATIONS
-    soft_mark_percent: int = 100
+    soft_mark_percent: int | None = None
     prefault: bool = True
     allow_plaintext: bool = False
     metrics_listen: Endpoint | None = None
@@ -165,6 +168,16 @@ class NodeSettings:
                 reason="DRAM_TOO_SMALL",
                 hint="give the node some memory, such as --dram-bytes 1GiB",
             )
+
+    @property
+    def soft_mark(self) -> int:
+        """The soft mark in per cent, also where none was set.
+
+        Without SSD an eviction costs a put a few microseconds, and a mark would only make the cache smaller.
+        """
+        if self.soft_mark_percent is not None:
+            return self.soft_mark_percent
+        return NO_SOFT_MARK if self.ssd is None else SSD_SOFT_MARK_PERCENT
 
     @property
     def listening(self) -> dict[str, Endpoint]:

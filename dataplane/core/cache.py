@@ -176,26 +176,27 @@ class CacheCore:
             return pins
         owner = index.owner
         find, touch, budget = index.entries.get, owner.order.touch, owner.budget
-        touched_ns = max(now_ns, self._pool.last_ns)
+        last_ns = max(now_ns, self._pool.last_ns)
         hits = hit_bytes = 0
         servable = len(keys)
         if budget.used_bytes > self._pool.held.most_bytes(owner):
             servable = self._pool.held.servable(index, keys)
             owner.counters.hits_held_back += sum(key in index.entries for key in keys[servable:])
-        for position in range(servable - 1, -1, -1):
+        # A time for each key, hit or not; a range makes exact ints, which are smaller (Extents) and live long.
+        times_ns = range(last_ns + 1, last_ns + 1 + servable)
+        for position, touched_ns in zip(range(servable - 1, -1, -1), times_ns, strict=True):
             entry = find(keys[position])
             if entry is None or (entry.state is _ADOPTED and not self._pool.verify(entry)):
                 continue
             if not entry.pins:
                 budget.hold(entry.extent_bytes)
             entry.pins += 1
-            touched_ns += 1
             entry.touched_ns = touched_ns
             touch(entry)
             hits += 1
             hit_bytes += entry.size_bytes
             pins[position] = Pin(entry.offset, entry.size_bytes, entry.checksum, entry)
-        self._pool.last_ns = touched_ns
+        self._pool.last_ns = last_ns + servable
         if owner.account is not None:
             owner.account.looked_up(keys, pins)
             budget.protected_bytes = owner.account.protected_bytes
@@ -295,13 +296,9 @@ class CacheCore:
         return bool(self._pool.above_mark)
 
     def trim(self, now_ns: int, budget_bytes: int) -> int:
-        """Evict own coldest entries of tenants above their soft marks: call it between requests, never in one.
+        """Evict own coldest entries of tenants above their soft marks; call it between requests, never in one.
 
-        Args:
-            budget_bytes: most to evict; a first entry that is larger goes all the same.
-
-        Returns:
-            Bytes evicted, in whole granules; 0 if there is nothing to do.
+        At most ``budget_bytes``, or one entry that is larger. Returns the bytes evicted; 0 if there is nothing to do.
         """
         self._pool.advance(now_ns)
         return trim(self._pool, budget_bytes)

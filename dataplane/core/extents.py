@@ -65,7 +65,9 @@ class Extents:
         if size > extent_bytes:
             self._add(start + extent_bytes, size - extent_bytes)
         self.free_bytes -= extent_bytes
-        return ArenaOffset(start)
+        # In CPython a sum of large ints keeps room for a carry, 48 bytes in place of 32; a shift makes it exact. The
+        # offset lives as long as its entry.
+        return ArenaOffset(start >> 0)
 
     def take(self, offset: ArenaOffset, extent_bytes: int) -> None:
         """Take exactly this extent, such as one that an entry had before a restart.

@@ -21,6 +21,9 @@ from dataplane.core.victims import choose_victims
 from saltern.keys import BlockKey
 from saltern.names import TenantId
 
+#: Lengths of entries that are shared between them; with more than these, each entry has its own.
+_LENGTHS_MAX: Final = 4096
+
 
 class Pool:
     """All entries of one node's tier.
@@ -46,6 +49,7 @@ class Pool:
         self.held: Final = HeldBeyond(self.extents.capacity_bytes)
         self.above_mark: Final[dict[TenantCache, None]] = {}
         self.detached: Final[dict[Entry, None]] = {}
+        self._lengths: dict[int, int] = {}
         self.last_ns = 0
         self.demote: Callable[[Entry], None] | None = None
         self.digest: Callable[[ArenaOffset, int], int] | None = None
@@ -80,6 +84,7 @@ class Pool:
             assert offset is not None, "the victims were chosen to make one free extent"
         budget.begin(size_bytes, extent_bytes)
         self.changed(owner)
+        size_bytes, extent_bytes = self._share(size_bytes), self._share(extent_bytes)
         entry = index.writing[key] = Entry(key, index, offset, size_bytes, extent_bytes)
         return entry
 
@@ -200,6 +205,16 @@ class Pool:
             self.held.forget(owner)
             self.above_mark.pop(owner, None)
             self.tenants.pop(owner.tenant, None)
+
+    def _share(self, size_bytes: int) -> int:
+        """Return the one object for this length: entries are of few lengths, and an int of its own takes 32 bytes."""
+        lengths = self._lengths
+        shared = lengths.get(size_bytes)
+        if shared is not None:
+            return shared
+        if len(lengths) < _LENGTHS_MAX:
+            lengths[size_bytes] = size_bytes
+        return size_bytes
 
     def _make_room(self, requester: TenantCache, victims: list[Entry], excess_bytes: int) -> None:
         """Evict what a put displaces; the first of ``victims`` bring the requester's limit ``excess_bytes``."""

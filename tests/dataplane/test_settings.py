@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from dataplane.settings import NodeSettings, parse_mode
+from dataplane.settings import SSD_MIN_BYTES, NodeSettings, SsdSettings, parse_mode
 from saltern.endpoints import Endpoint
 from saltern.errors import FailedPreconditionError, InvalidArgumentError
 from saltern.names import NodeId
@@ -33,3 +35,12 @@ def test_a_node_needs_some_memory() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         NodeSettings(NodeId("n"), LOOPBACK, LOOPBACK, dram_bytes=4096)
     assert caught.value.reason == "DRAM_TOO_SMALL"
+
+
+def test_a_soft_mark_is_set_only_where_evictions_cost_puts_something() -> None:
+    ssd = SsdSettings(Path("ssd"), SSD_MIN_BYTES, Path("state"))
+    settings = {"node_id": NodeId("n"), "listen": LOOPBACK, "grpc_listen": LOOPBACK, "dram_bytes": 2**20}
+    assert NodeSettings(**settings).soft_mark == 100  # type: ignore[arg-type]
+    assert NodeSettings(**settings, ssd=ssd).soft_mark == 98  # type: ignore[arg-type]
+    assert NodeSettings(**settings, ssd=ssd, soft_mark_percent=90).soft_mark == 90  # type: ignore[arg-type]
+    assert NodeSettings(**settings, soft_mark_percent=90).soft_mark == 90  # type: ignore[arg-type]
