@@ -52,6 +52,10 @@ class AuditEvent(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     PREVIOUS_HASH_FIELD_NUMBER: _builtins.int
+    HASH_FORMAT_FIELD_NUMBER: _builtins.int
+    ACTOR_ROLE_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """tenants/{tenant}/auditEvents/{sequence}, or auditEvents/{sequence} for the platform's chain"""
     actor: _builtins.str
@@ -67,6 +71,14 @@ class AuditEvent(_message.Message):
     hash: _builtins.bytes
     """SHA-256 over the previous event's hash and this event's canonical form."""
     previous_hash: _builtins.bytes
+    hash_format: _builtins.int
+    """Which fields the hash covers: 1 those above, 2 also those below. Format 1 has none of those below."""
+    actor_role: _builtins.str
+    """Role of the actor, such as tenant-admin; empty where it has none."""
+    peer: _builtins.str
+    """Network address that the call came from, such as 192.0.2.7:50412; empty for what the service did by itself."""
+    policy_version: _builtins.int
+    """Version of the policy after the act."""
     @_builtins.property
     def event_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -90,10 +102,14 @@ class AuditEvent(_message.Message):
         after: _struct_pb2.Struct | None = ...,
         hash: _builtins.bytes = ...,
         previous_hash: _builtins.bytes = ...,
+        hash_format: _builtins.int = ...,
+        actor_role: _builtins.str = ...,
+        peer: _builtins.str = ...,
+        policy_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "event_time", b"event_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "after", b"after", "before", b"before", "event_time", b"event_time", "hash", b"hash", "method", b"method", "name", b"name", "outcome", b"outcome", "previous_hash", b"previous_hash", "reason", b"reason", "request_id", b"request_id", "resource", b"resource"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "actor_role", b"actor_role", "after", b"after", "before", b"before", "event_time", b"event_time", "hash", b"hash", "hash_format", b"hash_format", "method", b"method", "name", b"name", "outcome", b"outcome", "peer", b"peer", "policy_version", b"policy_version", "previous_hash", b"previous_hash", "reason", b"reason", "request_id", b"request_id", "resource", b"resource"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -147,3 +163,135 @@ class ListAuditEventsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListAuditEventsResponse: _TypeAlias = ListAuditEventsResponse  # noqa: Y015
+
+@_typing.final
+class ExportAuditEventsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """tenants/{tenant}, or empty for the platform's chain"""
+    after_sequence: _builtins.int
+    """Begin after the event of this sequence; 0: with the first one that the caller may read."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Begin with the first event of this time or later."""
+
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """End with the last event before this time."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        after_sequence: _builtins.int = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "parent", b"parent", "since", b"since", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportAuditEventsRequest: _TypeAlias = ExportAuditEventsRequest  # noqa: Y015
+
+@_typing.final
+class ExportAuditEventsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINES_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    lines: _builtins.bytes
+    """JSON Lines: whole events, each in the one form of docs/audit.md."""
+    events: _builtins.int
+    """How many events are in lines, and the sequence of the last one."""
+    last_sequence: _builtins.int
+    def __init__(
+        self,
+        *,
+        lines: _builtins.bytes = ...,
+        events: _builtins.int = ...,
+        last_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "last_sequence", b"last_sequence", "lines", b"lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportAuditEventsResponse: _TypeAlias = ExportAuditEventsResponse  # noqa: Y015
+
+@_typing.final
+class ListCheckpointKeysRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCheckpointKeysRequest: _TypeAlias = ListCheckpointKeysRequest  # noqa: Y015
+
+@_typing.final
+class ListCheckpointKeysResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_KEYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checkpoint_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointKey]: ...
+    def __init__(
+        self,
+        *,
+        checkpoint_keys: _abc.Iterable[Global___CheckpointKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_keys", b"checkpoint_keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCheckpointKeysResponse: _TypeAlias = ListCheckpointKeysResponse  # noqa: Y015
+
+@_typing.final
+class CheckpointKey(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    PUBLIC_KEY_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    RETIRE_TIME_FIELD_NUMBER: _builtins.int
+    key_id: _builtins.str
+    """Named in each checkpoint that the key has signed."""
+    public_key: _builtins.bytes
+    """Ed25519, 32 bytes."""
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def retire_time(self) -> _timestamp_pb2.Timestamp:
+        """Unset for the key that signs now."""
+
+    def __init__(
+        self,
+        *,
+        key_id: _builtins.str = ...,
+        public_key: _builtins.bytes = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        retire_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "retire_time", b"retire_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "key_id", b"key_id", "public_key", b"public_key", "retire_time", b"retire_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointKey: _TypeAlias = CheckpointKey  # noqa: Y015

@@ -41,6 +41,16 @@ class AuditServiceStub(object):
                 request_serializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ListAuditEventsRequest.SerializeToString,
                 response_deserializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ListAuditEventsResponse.FromString,
                 _registered_method=True)
+        self.ExportAuditEvents = channel.unary_stream(
+                '/saltern.admin.v1.AuditService/ExportAuditEvents',
+                request_serializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ExportAuditEventsRequest.SerializeToString,
+                response_deserializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ExportAuditEventsResponse.FromString,
+                _registered_method=True)
+        self.ListCheckpointKeys = channel.unary_unary(
+                '/saltern.admin.v1.AuditService/ListCheckpointKeys',
+                request_serializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ListCheckpointKeysRequest.SerializeToString,
+                response_deserializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ListCheckpointKeysResponse.FromString,
+                _registered_method=True)
 
 
 class AuditServiceServicer(object):
@@ -55,6 +65,20 @@ class AuditServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportAuditEvents(self, request, context):
+        """A stretch of a chain without gaps, oldest first, up to the event that is the last one when the call begins.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCheckpointKeys(self, request, context):
+        """The keys that verify checkpoints of the chains, oldest first, retired ones too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AuditServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -62,6 +86,16 @@ def add_AuditServiceServicer_to_server(servicer, server):
                     servicer.ListAuditEvents,
                     request_deserializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ListAuditEventsRequest.FromString,
                     response_serializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ListAuditEventsResponse.SerializeToString,
+            ),
+            'ExportAuditEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportAuditEvents,
+                    request_deserializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ExportAuditEventsRequest.FromString,
+                    response_serializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ExportAuditEventsResponse.SerializeToString,
+            ),
+            'ListCheckpointKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCheckpointKeys,
+                    request_deserializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ListCheckpointKeysRequest.FromString,
+                    response_serializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ListCheckpointKeysResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -93,6 +127,60 @@ class AuditService(object):
             '/saltern.admin.v1.AuditService/ListAuditEvents',
             saltern_dot_admin_dot_v1_dot_audit__pb2.ListAuditEventsRequest.SerializeToString,
             saltern_dot_admin_dot_v1_dot_audit__pb2.ListAuditEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportAuditEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/saltern.admin.v1.AuditService/ExportAuditEvents',
+            saltern_dot_admin_dot_v1_dot_audit__pb2.ExportAuditEventsRequest.SerializeToString,
+            saltern_dot_admin_dot_v1_dot_audit__pb2.ExportAuditEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCheckpointKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/saltern.admin.v1.AuditService/ListCheckpointKeys',
+            saltern_dot_admin_dot_v1_dot_audit__pb2.ListCheckpointKeysRequest.SerializeToString,
+            saltern_dot_admin_dot_v1_dot_audit__pb2.ListCheckpointKeysResponse.FromString,
             options,
             channel_credentials,
             insecure,

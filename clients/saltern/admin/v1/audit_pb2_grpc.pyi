@@ -37,6 +37,10 @@ class AuditServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AuditServiceAsyncStub: ...
     ListAuditEvents: _grpc.UnaryUnaryMultiCallable[_audit_pb2.ListAuditEventsRequest, _audit_pb2.ListAuditEventsResponse]
     """Newest first."""
+    ExportAuditEvents: _grpc.UnaryStreamMultiCallable[_audit_pb2.ExportAuditEventsRequest, _audit_pb2.ExportAuditEventsResponse]
+    """A stretch of a chain without gaps, oldest first, up to the event that is the last one when the call begins."""
+    ListCheckpointKeys: _grpc.UnaryUnaryMultiCallable[_audit_pb2.ListCheckpointKeysRequest, _audit_pb2.ListCheckpointKeysResponse]
+    """The keys that verify checkpoints of the chains, oldest first, retired ones too."""
 
 @_typing.type_check_only
 class AuditServiceAsyncStub(AuditServiceStub):
@@ -47,6 +51,10 @@ class AuditServiceAsyncStub(AuditServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListAuditEvents: _aio.UnaryUnaryMultiCallable[_audit_pb2.ListAuditEventsRequest, _audit_pb2.ListAuditEventsResponse]  # type: ignore[assignment]
     """Newest first."""
+    ExportAuditEvents: _aio.UnaryStreamMultiCallable[_audit_pb2.ExportAuditEventsRequest, _audit_pb2.ExportAuditEventsResponse]  # type: ignore[assignment]
+    """A stretch of a chain without gaps, oldest first, up to the event that is the last one when the call begins."""
+    ListCheckpointKeys: _aio.UnaryUnaryMultiCallable[_audit_pb2.ListCheckpointKeysRequest, _audit_pb2.ListCheckpointKeysResponse]  # type: ignore[assignment]
+    """The keys that verify checkpoints of the chains, oldest first, retired ones too."""
 
 class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
     """The audit trail: one hash chain for each tenant and one for the platform. Every administrative act, and every
@@ -60,5 +68,21 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_audit_pb2.ListAuditEventsResponse, _abc.Awaitable[_audit_pb2.ListAuditEventsResponse]]:
         """Newest first."""
+
+    @_abc_1.abstractmethod
+    def ExportAuditEvents(
+        self,
+        request: _audit_pb2.ExportAuditEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_audit_pb2.ExportAuditEventsResponse], _abc.AsyncIterator[_audit_pb2.ExportAuditEventsResponse]]:
+        """A stretch of a chain without gaps, oldest first, up to the event that is the last one when the call begins."""
+
+    @_abc_1.abstractmethod
+    def ListCheckpointKeys(
+        self,
+        request: _audit_pb2.ListCheckpointKeysRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_audit_pb2.ListCheckpointKeysResponse, _abc.Awaitable[_audit_pb2.ListCheckpointKeysResponse]]:
+        """The keys that verify checkpoints of the chains, oldest first, retired ones too."""
 
 def add_AuditServiceServicer_to_server(servicer: AuditServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
