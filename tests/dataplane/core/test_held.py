@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from dataplane.core.entry import PutRefused
 from dataplane.core.extents import GRANULE_BYTES
 from dataplane.core.held import MARGIN_PARTS
 from saltern.errors import ResourceExhaustedError
@@ -89,3 +92,16 @@ def test_a_new_policy_moves_the_bound_and_ends_no_transfer() -> None:
     assert read(node, "a", range(1)) == [True], "held already"
     node.apply(make_policy(3, {"b": (CAPACITY, CAPACITY)}))
     node.core.check_invariants()
+
+
+@pytest.mark.parametrize(("granules", "reason"), [(3, None), (4, "NODE_FULL")])
+def test_protected_entries_can_be_spread_so_that_only_short_runs_are_left(granules: int, reason: str | None) -> None:
+    """The worst case that docs/eviction.md states: n entries leave no run longer than capacity / (n + 1)."""
+    spread = CAPACITY // 4
+    node = node_of(CAPACITY, {"spread": (spread, CAPACITY), "owner": (CAPACITY - spread, CAPACITY)})
+    node.fill("spread", range(CAPACITY))
+    node.core.delete(node.partition("spread"), [key_of(number) for number in range(CAPACITY) if number % 4])
+    assert node.used("spread") == spread
+    outcome = node.start("owner", 1, granules)
+    assert (reason_of(outcome) if isinstance(outcome, PutRefused) else None) == reason
+    assert node.evictions() == 0
