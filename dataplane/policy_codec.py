@@ -19,6 +19,7 @@ from saltern.node.v1 import node_pb2
 from saltern.wire import ENTRY_MAX_BYTES
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
 from tenants.quota import WEIGHT_DEFAULT, RateLimits, Tier, TierQuota
+from tenants.revocation import Revocation, RevocationSet
 from tenants.tokens import KeySet, public_key_from_x
 
 KeyT = TypeVar("KeyT")
@@ -141,6 +142,9 @@ def _decode_tenant(tenant: node_pb2.TenantPolicy) -> tuple[TenantId, TenantPolic
         min_issue_time_s=issue_time.seconds + (issue_time.nanos > 0),
         # A control plane of before the rates sends none: no limits, as it knew none.
         rates=_decode_rates(tenant.rates),
+        revocations=RevocationSet(
+            Revocation(revocation.token_id_prefix, revocation.issued_before_s) for revocation in tenant.revocations
+        ),
     )
 
 

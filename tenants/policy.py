@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from saltern.names import NamespaceId, TenantId
 from tenants.quota import NO_RATE_LIMITS, RateLimits, Tier, TierQuota
+from tenants.revocation import NO_REVOCATIONS, RevocationSet
 
 
 class TenantState(StrEnum):
@@ -41,6 +42,7 @@ class TenantPolicy:
     Attributes:
         min_issue_time_s: tokens issued before this Unix time are refused.
         rates: this node's share of the tenant's rate limits.
+        revocations: single tokens, and tokens of single API keys, that are refused.
     """
 
     state: TenantState
@@ -48,6 +50,7 @@ class TenantPolicy:
     namespaces: Mapping[NamespaceId, NamespacePolicy]
     min_issue_time_s: int = 0
     rates: RateLimits = NO_RATE_LIMITS
+    revocations: RevocationSet = NO_REVOCATIONS
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NoReturn
 
@@ -60,6 +60,7 @@ class Claims:
         namespace: the one namespace that a node token is for, or None for a control token.
         issued_at_s, expires_at_s: Unix seconds.
         token_id: unique, 32 hexadecimal digits.
+        kid: the key that a verified token was signed with; it is in the token's header, not among its claims.
     """
 
     issuer: str
@@ -71,6 +72,7 @@ class Claims:
     issued_at_s: int
     expires_at_s: int
     token_id: str
+    kid: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +150,10 @@ def verify_token(token: str, key_set: KeySet, *, audience: Audience, now_s: int)
         jwt.PyJWS().decode(token, key, algorithms=[_ALGORITHM])
     except jwt.PyJWTError:
         _refuse("TOKEN_SIGNATURE", "the token's signature does not verify")
-    return _check_claims(_parse_object(claims_segment), key_set.issuer, audience, now_s)
+    return _check_claims(_parse_object(claims_segment), kid, key_set.issuer, audience, now_s)
 
 
-def _check_claims(claims: dict[str, Any], issuer: str, audience: Audience, now_s: int) -> Claims:
+def _check_claims(claims: dict[str, Any], kid: str, issuer: str, audience: Audience, now_s: int) -> Claims:
     if claims.keys() != _CLAIM_NAMES:
         names = sorted(claims.keys() ^ _CLAIM_NAMES)[:4]
         _refuse(
@@ -196,6 +198,7 @@ def _check_claims(claims: dict[str, Any], issuer: str, audience: Audience, now_s
         issued_at_s=issued_at_s,
         expires_at_s=expires_at_s,
         token_id=claims["jti"],
+        kid=kid,
     )
 
 

@@ -65,8 +65,13 @@ class Gate:
         """
         applied = self._core.apply_policy(policy, self._clock.monotonic_ns())
         if key_set != self._key_set:
+            # What a key has signed stays verified for as long as it is the same key: a rotation costs no signature.
+            self._verified = OrderedDict(
+                (digest, claims)
+                for digest, claims in self._verified.items()
+                if key_set.issuer == claims.issuer and key_set.keys.get(claims.kid) == self._key_set.keys[claims.kid]
+            )
             self._key_set = key_set
-            self._verified.clear()
         self._revision += 1
         return applied
 
@@ -135,9 +140,9 @@ class Gate:
         policy = self._core.policy
         assert claims.tenant is not None and claims.namespace is not None, "verify_token demands both of a node token"
         tenant = policy.tenants.get(claims.tenant)
-        if tenant is not None and claims.issued_at_s < tenant.min_issue_time_s:
+        if tenant is not None and (claims.issued_at_s < tenant.min_issue_time_s or tenant.revocations.covers(claims)):
             raise UnauthenticatedError(
-                "the token was issued before the tenant's tokens were revoked",
+                "the token has been revoked",
                 reason="TOKEN_REVOKED",
                 hint="exchange the API key for a new token",
             )
