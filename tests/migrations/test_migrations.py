@@ -11,6 +11,7 @@ from sqlalchemy import URL, Connection, create_engine, text
 
 import migrations
 from controlplane.db.models import Base
+from controlplane.db.row_security import EVERY_TENANT, TENANT_SETTING
 from migrations.grants import APPLICATION_ROLE
 from saltern.errors import FailedPreconditionError, UnavailableError
 
@@ -26,6 +27,10 @@ def in_transaction(url: URL, act: Any) -> Any:
     engine = create_engine(url)
     try:
         with engine.begin() as connection:
+            # Row-level security is forced, so the owner must say that it means every tenant's rows.
+            connection.execute(
+                text("SELECT set_config(:name, :all, true)"), {"name": TENANT_SETTING, "all": EVERY_TENANT}
+            )
             return act(connection)
     finally:
         engine.dispose()

@@ -40,6 +40,7 @@ from saltern.names import TenantId
 from saltern.rpc_errors import error_from_rpc
 from tenants.roles import Role
 from tests.support.control import DatabaseUrls
+from tests.support.scopes import EveryTenant
 
 Metadata = tuple[tuple[str, str], ...]
 ResponseT = TypeVar("ResponseT")
@@ -239,7 +240,7 @@ async def admin_services(urls: DatabaseUrls) -> AsyncIterator[Admin]:
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Admin(channel, database, clock)
+            yield Admin(channel, EveryTenant(database), clock)
     finally:
         await server.stop(None)
         await database.close()

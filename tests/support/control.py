@@ -16,7 +16,7 @@ from sqlalchemy import URL
 import migrations
 from controlplane.auth.signing_keys import KeyRing, load_key_ring
 from controlplane.clock import Clock, utc_now
-from controlplane.db import Database, connect
+from controlplane.db import Database
 from controlplane.secrets import KeyEncryptionKey, load_key_encryption_key
 from controlplane.server import ControlPlane, running
 from controlplane.settings import ControlSettings
@@ -38,6 +38,7 @@ from saltern.endpoints import Endpoint
 from saltern.errors import SalternError
 from saltern.node.v1 import node_pb2_grpc
 from saltern.rpc_errors import error_from_rpc
+from tests.support.scopes import connect_to_all
 
 ANY_PORT = Endpoint("127.0.0.1", 0)
 
@@ -170,7 +171,7 @@ async def control_plane(
 ) -> AsyncIterator[Control]:
     """Run a control plane for the time of the block."""
     async with running(settings_for(database, state_dir, listen), clock) as plane:
-        own = connect(text_of(database.app), pool_connections=4)
+        own = connect_to_all(text_of(database.app), pool_connections=4)
         try:
             async with grpc.aio.insecure_channel(str(plane.endpoint)) as channel:
                 key_encryption_key = load_key_encryption_key(state_dir, create=False)

@@ -16,6 +16,7 @@ from saltern.errors import PermissionDeniedError, UnauthenticatedError
 from saltern.names import TenantId
 from tests.support.admin import FakeClock
 from tests.support.control import migrate
+from tests.support.scopes import connect_to_all
 
 DENIED = PermissionDeniedError("no", reason="ROLE_REQUIRED")
 ANONYMOUS = UnauthenticatedError("no", reason="TOKEN_MISSING")
@@ -24,7 +25,7 @@ ANONYMOUS = UnauthenticatedError("no", reason="TOKEN_MISSING")
 @pytest.fixture
 async def database(postgres: Any) -> AsyncIterator[Database]:
     with postgres.fresh_database(migrate) as urls:
-        opened = connect(urls.app)
+        opened = connect_to_all(urls.app)
         yield opened
         await opened.close()
 

@@ -9,18 +9,18 @@ from sqlalchemy import select
 
 from controlplane.audit import record, to_chained_record
 from controlplane.core.audit_chain import verify
-from controlplane.db import connect
 from controlplane.db.models import PLATFORM_CHAIN, AuditEvent
 from saltern.errors import InternalError
 from saltern.names import TenantId
 from tests.support.control import migrate
+from tests.support.scopes import connect_to_all
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 
 async def test_i11_what_is_read_back_verifies_to_the_microsecond(postgres: Any) -> None:
     with postgres.fresh_database(migrate) as urls:
-        database = connect(urls.app)
+        database = connect_to_all(urls.app)
         try:
             for number in range(3):
                 async with database.transaction() as session:
@@ -45,7 +45,7 @@ async def test_i11_what_is_read_back_verifies_to_the_microsecond(postgres: Any) 
 async def test_i11_an_act_that_is_rolled_back_leaves_no_event_and_no_gap(postgres: Any) -> None:
     values: dict[str, Any] = {"tenant": TenantId("acme"), "actor": "a", "method": "S/M", "resource": "r", "now": NOW}
     with postgres.fresh_database(migrate) as urls:
-        database = connect(urls.app)
+        database = connect_to_all(urls.app)
         try:
             with pytest.raises(RuntimeError, match="later failure"):
                 async with database.transaction() as session:

@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from controlplane.db import connect, models, sqlalchemy_url
 from saltern.errors import InvalidArgumentError
 from tests.support.control import migrate
+from tests.support.scopes import connect_to_all
 
 
 async def test_a_transaction_commits_whole_or_not_at_all(postgres: Any) -> None:
@@ -58,7 +59,7 @@ async def test_the_database_itself_refuses_what_the_domain_refuses(postgres: Any
         "INSERT INTO policy_state (id, version, update_time) VALUES (2, 1, now())",
     ]
     with postgres.fresh_database(migrate) as urls:
-        database = connect(urls.owner)
+        database = connect_to_all(urls.owner)
         try:
             async with database.transaction() as session:
                 await session.execute(text(tenant.format("acme", "active")))
