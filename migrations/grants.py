@@ -20,6 +20,8 @@ _GRANTS: dict[str, str] = {
     "nodes": _READ_WRITE,
     "node_usage": _READ_WRITE,
     "node_tier_usage": _READ_WRITE,
+    "quota_leases": _READ_WRITE,
+    "policy_changes": "SELECT, INSERT, DELETE",
     "bootstrap": "SELECT, INSERT, UPDATE",
     "policy_state": "SELECT, UPDATE",
     "audit_events": "SELECT, INSERT",  # append-only (I11)

@@ -4,6 +4,7 @@
 
     tenants 1──n namespaces            nodes 1──n node_usage, node_tier_usage n──1 tenants
             1──n tier_quotas           audit_events, request_log   (keyed by names: they outlive what they name)
+            1──n quota_leases n──1 nodes
             1──1 salt_policies         signing_keys, audit_checkpoint_keys
             1──0..1 rate_limits
             1──n api_keys (n──0 for    bootstrap, policy_state     (one row each)
@@ -79,6 +80,14 @@ _EMPTY_TEXT = text("''::text")
 HASH_FORMAT_NEWEST = 2
 
 
+class NodeAdminState(StrEnum):
+    """What an operator wants of a node."""
+
+    ACTIVE = "active"
+    CORDONED = "cordoned"  #: new sessions go elsewhere; it keeps its leases and serves on
+    DRAINING = "draining"  #: as cordoned, and its leases go to the other nodes
+
+
 class AuditOutcome(StrEnum):
     """How an audited attempt ended."""
 
@@ -113,6 +122,7 @@ class Base(DeclarativeBase):
         Tier: Enum(Tier, native_enum=False, length=32, values_callable=_values),
         SaltScope: Enum(SaltScope, native_enum=False, length=32, values_callable=_values),
         Role: Enum(Role, native_enum=False, length=32, values_callable=_values),
+        NodeAdminState: Enum(NodeAdminState, native_enum=False, length=32, values_callable=_values),
         AuditOutcome: Enum(AuditOutcome, native_enum=False, length=32, values_callable=_values),
     }
 
@@ -388,7 +398,16 @@ class Bootstrap(Base):
 
 
 class Node(Base):
-    """A cache node, known since it first registered; every registration raises ``fencing_epoch``."""
+    """A cache node, known since it first registered; every registration raises ``fencing_epoch``.
+
+    Its leases hold on these terms (``controlplane.core.lease_terms``):
+
+    ``state_id``: of the state folder that the registered process holds the lock of; empty if it did not say.
+    ``settled_version``: what it acknowledged with nothing left above the limits of that version.
+    ``lease_version``: renewals count only for a process that goes by this version or a later one.
+    ``lease_expire_time``: when the last process that may hold leases stops growing, by any clock within the margin.
+    ``lease_from_time``: until then an earlier process may live, and this one gets nothing; NULL: it has its leases.
+    """
 
     __tablename__ = "nodes"
     __table_args__ = (
@@ -409,6 +428,9 @@ class Node(Base):
     dram_capacity_bytes: Mapped[int]
     ssd_capacity_bytes: Mapped[int] = mapped_column(default=0)
     software_version: Mapped[str]
+        one_of("admin_state", *NodeAdminState),
+        not_negative("settled_version"),
+        not_negative("lease_version"),
     applied_version: Mapped[int] = mapped_column(default=0)
     register_time: Mapped[datetime]
     last_report_time: Mapped[datetime]
@@ -424,6 +446,39 @@ class NodeUsage(Base):
     __tablename__ = "node_usage"
     __table_args__ = (
         *(not_negative(counter) for counter in USAGE_COUNTERS),
+    state_id: Mapped[str] = mapped_column(server_default=_EMPTY_TEXT)
+    admin_state: Mapped[NodeAdminState] = mapped_column(
+        default=NodeAdminState.ACTIVE, server_default=text("'active'::character varying")
+    )
+    settled_version: Mapped[int] = mapped_column(default=0, server_default=_ZERO)
+    lease_version: Mapped[int] = mapped_column(default=0, server_default=_ZERO)
+    lease_expire_time: Mapped[datetime | None]
+    lease_from_time: Mapped[datetime | None]
+
+
+class QuotaLease(Base):
+    """What one node holds of one tenant's quota on one tier, in bytes (``controlplane.core.leases.Holding``).
+
+    A node without a row holds nothing. The sum of what all nodes may believe is at most the quota (I4).
+    """
+
+    __tablename__ = "quota_leases"
+    __table_args__ = (
+        one_of("tier", *Tier),
+        in_range("believed_bytes", 0, BYTES_MAX),
+        CheckConstraint("granted_bytes BETWEEN 0 AND believed_bytes", name="granted_within_believed"),
+        in_range("target_bytes", 0, BYTES_MAX),
+        not_negative("version"),
+        Index("ix_quota_leases_unmet", "tenant_id", postgresql_where=text("granted_bytes <> target_bytes")),
+    )
+
+    tenant_id: Mapped[str] = _tenant_key(primary_key=True)
+    tier: Mapped[Tier] = mapped_column(primary_key=True)
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id", ondelete="CASCADE"), primary_key=True, index=True)
+    granted_bytes: Mapped[int]
+    believed_bytes: Mapped[int]
+    target_bytes: Mapped[int]
+    version: Mapped[int]
         *(is_object(column) for column in (*USAGE_MAPS, "ssd")),
     )
 
@@ -472,11 +527,28 @@ class NodeTierUsage(Base):
 
 
 class PolicyState(Base):
-    """The version of the policy that nodes receive: one row, raised in the transaction of every change."""
+    """The version of the policy that nodes receive: one row, raised in the transaction of every change.
+
+    ``leased_version``: leases have followed every change up to this version.
+    """
 
     __tablename__ = "policy_state"
-    __table_args__ = (CheckConstraint("id = 1", name="one_row"), not_negative("version"))
+    __table_args__ = (
+        CheckConstraint("id = 1", name="one_row"),
+        not_negative("version"),
+        not_negative("leased_version"),
+    )
 
     id: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False, default=1)
     version: Mapped[int]
     update_time: Mapped[datetime]
+    leased_version: Mapped[int] = mapped_column(default=0, server_default=_ZERO)
+
+
+class PolicyChange(Base):
+    """Which tenant a policy version changed; NULL: it may be any, or what is no tenant's, such as a node."""
+
+    __tablename__ = "policy_changes"
+
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tenant_id: Mapped[str | None]
