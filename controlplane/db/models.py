@@ -243,6 +243,8 @@ class ApiKey(Base):
 
     ``tenant_id`` is NULL for a key of the platform. ``created_by``: resource name of the key that made this one.
     ``min_issue_time``: its tokens issued before are refused.
+    ``rotate_time``: when the secret was made, if not with the key. ``previous_``: the secret before it, which is good
+    until ``previous_expire_time``; a key has at most two.
     """
 
     __tablename__ = "api_keys"
@@ -252,6 +254,11 @@ class ApiKey(Base):
         length("display_name", DISPLAY_NAME_MAX_CHARS),
         sha256("secret_sha256"),
         CheckConstraint("lookup ~ '^[0-9a-f]{16}$'", name="lookup_form"),
+        CheckConstraint("previous_lookup ~ '^[0-9a-f]{16}$'", name="previous_lookup_form"),
+        sha256("previous_secret_sha256"),
+        CheckConstraint(
+            "num_nulls(previous_lookup, previous_secret_sha256, previous_expire_time) IN (0, 3)", name="previous_whole"
+        ),
         CheckConstraint(
             f"(tenant_id IS NULL AND role IN ({', '.join(repr(role.value) for role in sorted(PLATFORM_ROLES))}))"
             f" OR (tenant_id IS NOT NULL AND role IN ({', '.join(repr(role.value) for role in sorted(TENANT_ROLES))}))",
@@ -271,6 +278,11 @@ class ApiKey(Base):
     expire_time: Mapped[datetime | None]
     last_used_time: Mapped[datetime | None]
     min_issue_time: Mapped[datetime | None]
+    rotate_time: Mapped[datetime | None]
+    previous_lookup: Mapped[str | None] = mapped_column(unique=True)
+    previous_secret_sha256: Mapped[bytes | None]
+    previous_expire_time: Mapped[datetime | None]
+    previous_last_used_time: Mapped[datetime | None]
 
 
 class AuditEvent(Base):
