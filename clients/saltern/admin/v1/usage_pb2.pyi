@@ -328,12 +328,37 @@ class Node(_message.Message):
         STATE_LIVE: Node._State.ValueType  # 1
         """Reported within the last three intervals."""
         STATE_LOST: Node._State.ValueType  # 2
+        """Silent for longer. It may still grow by its leases until lease_expire_time; then they go to the others."""
+        STATE_LATE: Node._State.ValueType  # 3
+        """Did not report when it should have, and is not lost yet."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: Node.State.ValueType  # 0
     STATE_LIVE: Node.State.ValueType  # 1
     """Reported within the last three intervals."""
     STATE_LOST: Node.State.ValueType  # 2
+    """Silent for longer. It may still grow by its leases until lease_expire_time; then they go to the others."""
+    STATE_LATE: Node.State.ValueType  # 3
+    """Did not report when it should have, and is not lost yet."""
+
+    class _AdminState:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _AdminStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Node._AdminState.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        ADMIN_STATE_UNSPECIFIED: Node._AdminState.ValueType  # 0
+        ADMIN_STATE_ACTIVE: Node._AdminState.ValueType  # 1
+        ADMIN_STATE_CORDONED: Node._AdminState.ValueType  # 2
+        ADMIN_STATE_DRAINING: Node._AdminState.ValueType  # 3
+
+    class AdminState(_AdminState, metaclass=_AdminStateEnumTypeWrapper):
+        """What the operator wants of it: see NodesService."""
+
+    ADMIN_STATE_UNSPECIFIED: Node.AdminState.ValueType  # 0
+    ADMIN_STATE_ACTIVE: Node.AdminState.ValueType  # 1
+    ADMIN_STATE_CORDONED: Node.AdminState.ValueType  # 2
+    ADMIN_STATE_DRAINING: Node.AdminState.ValueType  # 3
 
     NAME_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
@@ -342,6 +367,11 @@ class Node(_message.Message):
     DRAM_CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
     LAST_REPORT_TIME_FIELD_NUMBER: _builtins.int
+    ADMIN_STATE_FIELD_NUMBER: _builtins.int
+    FENCING_EPOCH_FIELD_NUMBER: _builtins.int
+    LEASE_EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    GRANTED_BYTES_FIELD_NUMBER: _builtins.int
+    BELIEVED_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """nodes/{node}"""
     state: Global___Node.State.ValueType
@@ -351,8 +381,17 @@ class Node(_message.Message):
     """host:port of CacheService"""
     dram_capacity_bytes: _builtins.int
     policy_version: _builtins.int
+    admin_state: Global___Node.AdminState.ValueType
+    fencing_epoch: _builtins.int
+    granted_bytes: _builtins.int
+    """Sums over tenants, in bytes of DRAM: what it is granted, and the most that it may still go by."""
+    believed_bytes: _builtins.int
     @_builtins.property
     def last_report_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def lease_expire_time(self) -> _timestamp_pb2.Timestamp:
+        """Whoever may hold its leases stops growing by then; not set if it holds none."""
+
     def __init__(
         self,
         *,
@@ -363,10 +402,15 @@ class Node(_message.Message):
         dram_capacity_bytes: _builtins.int = ...,
         policy_version: _builtins.int = ...,
         last_report_time: _timestamp_pb2.Timestamp | None = ...,
+        admin_state: Global___Node.AdminState.ValueType = ...,
+        fencing_epoch: _builtins.int = ...,
+        lease_expire_time: _timestamp_pb2.Timestamp | None = ...,
+        granted_bytes: _builtins.int = ...,
+        believed_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["last_report_time", b"last_report_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_report_time", b"last_report_time", "lease_expire_time", b"lease_expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dram_capacity_bytes", b"dram_capacity_bytes", "grpc_endpoint", b"grpc_endpoint", "last_report_time", b"last_report_time", "name", b"name", "policy_version", b"policy_version", "state", b"state", "wire_endpoint", b"wire_endpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_state", b"admin_state", "believed_bytes", b"believed_bytes", "dram_capacity_bytes", b"dram_capacity_bytes", "fencing_epoch", b"fencing_epoch", "granted_bytes", b"granted_bytes", "grpc_endpoint", b"grpc_endpoint", "last_report_time", b"last_report_time", "lease_expire_time", b"lease_expire_time", "name", b"name", "policy_version", b"policy_version", "state", b"state", "wire_endpoint", b"wire_endpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

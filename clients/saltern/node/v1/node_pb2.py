@@ -30,7 +30,7 @@ from saltern.admin.v1 import usage_pb2 as saltern_dot_admin_dot_v1_dot_usage__pb
 from saltern.auth.v1 import auth_pb2 as saltern_dot_auth_dot_v1_dot_auth__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asaltern/node/v1/node.proto\x12\x0fsaltern.node.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dsaltern/admin/v1/quotas.proto\x1a\x1esaltern/admin/v1/tenants.proto\x1a\x1csaltern/admin/v1/usage.proto\x1a\x1asaltern/auth/v1/auth.proto\"L\n\x0cTierCapacity\x12$\n\x04tier\x18\x01 \x01(\x0e\x32\x16.saltern.admin.v1.Tier\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x03\"\xa4\x01\n\x13RegisterNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12/\n\x08\x65ndpoint\x18\x02 \x01(\x0b\x32\x1d.saltern.auth.v1.NodeEndpoint\x12\x31\n\ncapacities\x18\x03 \x03(\x0b\x32\x1d.saltern.node.v1.TierCapacity\x12\x18\n\x10software_version\x18\x04 \x01(\t\"o\n\x14RegisterNodeResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\x03\x12\x32\n\x0freport_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"m\n\x13StreamPolicyRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\x03\x12\x17\n\x0f\x61pplied_version\x18\x03 \x01(\x03\x12\x15\n\rerror_message\x18\x04 \x01(\t\"I\n\x14StreamPolicyResponse\x12\x31\n\x08snapshot\x18\x01 \x01(\x0b\x32\x1f.saltern.node.v1.PolicySnapshot\"\xac\x01\n\x0ePolicySnapshot\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x07key_set\x18\x03 \x01(\x0b\x32\x17.saltern.auth.v1.KeySet\x12.\n\x07tenants\x18\x04 \x03(\x0b\x32\x1d.saltern.node.v1.TenantPolicy\"\xca\x02\n\x0cTenantPolicy\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12-\n\x05state\x18\x02 \x01(\x0e\x32\x1e.saltern.admin.v1.Tenant.State\x12*\n\x05tiers\x18\x03 \x03(\x0b\x32\x1b.saltern.admin.v1.TierQuota\x12\x34\n\nnamespaces\x18\x04 \x03(\x0b\x32 .saltern.node.v1.NamespacePolicy\x12\x32\n\x0emin_issue_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x05rates\x18\x06 \x01(\x0b\x32\x1c.saltern.admin.v1.RateLimits\x12\x35\n\x0brevocations\x18\x07 \x03(\x0b\x32 .saltern.node.v1.TokenRevocation\"C\n\x0fTokenRevocation\x12\x17\n\x0ftoken_id_prefix\x18\x01 \x01(\t\x12\x17\n\x0fissued_before_s\x18\x02 \x01(\x03\"Y\n\x0fNamespacePolicy\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x04 \x03(\x03\"\x8e\x07\n\x0bTenantUsage\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12/\n\x05tiers\x18\x02 \x03(\x0b\x32 .saltern.node.v1.TenantTierUsage\x12\x10\n\x08get_hits\x18\x03 \x01(\x03\x12\x12\n\nget_misses\x18\x04 \x01(\x03\x12\x11\n\tget_bytes\x18\x05 \x01(\x03\x12\x11\n\tput_bytes\x18\x06 \x01(\x03\x12\x13\n\x0bputs_stored\x18\x07 \x01(\x03\x12\x14\n\x0cputs_refused\x18\x08 \x01(\x03\x12\x11\n\tevictions\x18\t \x01(\x03\x12\x15\n\revicted_bytes\x18\n \x01(\x03\x12N\n\x12\x65victions_by_cause\x18\x0b \x03(\x0b\x32\x32.saltern.node.v1.TenantUsage.EvictionsByCauseEntry\x12U\n\x16\x65victed_bytes_by_cause\x18\x0c \x03(\x0b\x32\x35.saltern.node.v1.TenantUsage.EvictedBytesByCauseEntry\x12L\n\x11refused_by_reason\x18\r \x03(\x0b\x32\x31.saltern.node.v1.TenantUsage.RefusedByReasonEntry\x12\x15\n\rtaken_entries\x18\x0e \x01(\x03\x12\x13\n\x0btaken_bytes\x18\x0f \x01(\x03\x12*\n\x03ssd\x18\x10 \x01(\x0b\x32\x1d.saltern.admin.v1.SsdActivity\x12_\n\x1b\x64\x65motions_dropped_by_reason\x18\x11 \x03(\x0b\x32:.saltern.node.v1.TenantUsage.DemotionsDroppedByReasonEntry\x1a\x37\n\x15\x45victionsByCauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a:\n\x18\x45victedBytesByCauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x36\n\x14RefusedByReasonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a?\n\x1d\x44\x65motionsDroppedByReasonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x88\x01\n\x0fTenantTierUsage\x12$\n\x04tier\x18\x01 \x01(\x0e\x32\x16.saltern.admin.v1.Tier\x12\x12\n\nused_bytes\x18\x02 \x01(\x03\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x03\x12\x12\n\nlent_bytes\x18\x04 \x01(\x03\x12\x16\n\x0e\x62orrowed_bytes\x18\x05 \x01(\x03\"\x84\x01\n\x12ReportUsageRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\x03\x12\x17\n\x0f\x61pplied_version\x18\x03 \x01(\x03\x12-\n\x07tenants\x18\x04 \x03(\x0b\x32\x1c.saltern.node.v1.TenantUsage\"\x15\n\x13ReportUsageResponse2\xa5\x02\n\x0bNodeService\x12[\n\x0cRegisterNode\x12$.saltern.node.v1.RegisterNodeRequest\x1a%.saltern.node.v1.RegisterNodeResponse\x12_\n\x0cStreamPolicy\x12$.saltern.node.v1.StreamPolicyRequest\x1a%.saltern.node.v1.StreamPolicyResponse(\x01\x30\x01\x12X\n\x0bReportUsage\x12#.saltern.node.v1.ReportUsageRequest\x1a$.saltern.node.v1.ReportUsageResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asaltern/node/v1/node.proto\x12\x0fsaltern.node.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dsaltern/admin/v1/quotas.proto\x1a\x1esaltern/admin/v1/tenants.proto\x1a\x1csaltern/admin/v1/usage.proto\x1a\x1asaltern/auth/v1/auth.proto\"L\n\x0cTierCapacity\x12$\n\x04tier\x18\x01 \x01(\x0e\x32\x16.saltern.admin.v1.Tier\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x03\"\xb6\x01\n\x13RegisterNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12/\n\x08\x65ndpoint\x18\x02 \x01(\x0b\x32\x1d.saltern.auth.v1.NodeEndpoint\x12\x31\n\ncapacities\x18\x03 \x03(\x0b\x32\x1d.saltern.node.v1.TierCapacity\x12\x18\n\x10software_version\x18\x04 \x01(\t\x12\x10\n\x08state_id\x18\x05 \x01(\t\"\xb9\x01\n\x14RegisterNodeResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\x03\x12\x32\n\x0freport_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0elease_duration\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rlease_version\x18\x05 \x01(\x03\"\x86\x01\n\x13StreamPolicyRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\x03\x12\x17\n\x0f\x61pplied_version\x18\x03 \x01(\x03\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x17\n\x0fsettled_version\x18\x05 \x01(\x03\"I\n\x14StreamPolicyResponse\x12\x31\n\x08snapshot\x18\x01 \x01(\x0b\x32\x1f.saltern.node.v1.PolicySnapshot\"\xdf\x01\n\x0ePolicySnapshot\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x07key_set\x18\x03 \x01(\x0b\x32\x17.saltern.auth.v1.KeySet\x12.\n\x07tenants\x18\x04 \x03(\x0b\x32\x1d.saltern.node.v1.TenantPolicy\x12\x31\n\x0elease_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xca\x02\n\x0cTenantPolicy\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12-\n\x05state\x18\x02 \x01(\x0e\x32\x1e.saltern.admin.v1.Tenant.State\x12*\n\x05tiers\x18\x03 \x03(\x0b\x32\x1b.saltern.admin.v1.TierQuota\x12\x34\n\nnamespaces\x18\x04 \x03(\x0b\x32 .saltern.node.v1.NamespacePolicy\x12\x32\n\x0emin_issue_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x05rates\x18\x06 \x01(\x0b\x32\x1c.saltern.admin.v1.RateLimits\x12\x35\n\x0brevocations\x18\x07 \x03(\x0b\x32 .saltern.node.v1.TokenRevocation\"C\n\x0fTokenRevocation\x12\x17\n\x0ftoken_id_prefix\x18\x01 \x01(\t\x12\x17\n\x0fissued_before_s\x18\x02 \x01(\x03\"Y\n\x0fNamespacePolicy\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x04 \x03(\x03\"\x8e\x07\n\x0bTenantUsage\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12/\n\x05tiers\x18\x02 \x03(\x0b\x32 .saltern.node.v1.TenantTierUsage\x12\x10\n\x08get_hits\x18\x03 \x01(\x03\x12\x12\n\nget_misses\x18\x04 \x01(\x03\x12\x11\n\tget_bytes\x18\x05 \x01(\x03\x12\x11\n\tput_bytes\x18\x06 \x01(\x03\x12\x13\n\x0bputs_stored\x18\x07 \x01(\x03\x12\x14\n\x0cputs_refused\x18\x08 \x01(\x03\x12\x11\n\tevictions\x18\t \x01(\x03\x12\x15\n\revicted_bytes\x18\n \x01(\x03\x12N\n\x12\x65victions_by_cause\x18\x0b \x03(\x0b\x32\x32.saltern.node.v1.TenantUsage.EvictionsByCauseEntry\x12U\n\x16\x65victed_bytes_by_cause\x18\x0c \x03(\x0b\x32\x35.saltern.node.v1.TenantUsage.EvictedBytesByCauseEntry\x12L\n\x11refused_by_reason\x18\r \x03(\x0b\x32\x31.saltern.node.v1.TenantUsage.RefusedByReasonEntry\x12\x15\n\rtaken_entries\x18\x0e \x01(\x03\x12\x13\n\x0btaken_bytes\x18\x0f \x01(\x03\x12*\n\x03ssd\x18\x10 \x01(\x0b\x32\x1d.saltern.admin.v1.SsdActivity\x12_\n\x1b\x64\x65motions_dropped_by_reason\x18\x11 \x03(\x0b\x32:.saltern.node.v1.TenantUsage.DemotionsDroppedByReasonEntry\x1a\x37\n\x15\x45victionsByCauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a:\n\x18\x45victedBytesByCauseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x36\n\x14RefusedByReasonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a?\n\x1d\x44\x65motionsDroppedByReasonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x88\x01\n\x0fTenantTierUsage\x12$\n\x04tier\x18\x01 \x01(\x0e\x32\x16.saltern.admin.v1.Tier\x12\x12\n\nused_bytes\x18\x02 \x01(\x03\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x03\x12\x12\n\nlent_bytes\x18\x04 \x01(\x03\x12\x16\n\x0e\x62orrowed_bytes\x18\x05 \x01(\x03\"\x9d\x01\n\x12ReportUsageRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\x03\x12\x17\n\x0f\x61pplied_version\x18\x03 \x01(\x03\x12-\n\x07tenants\x18\x04 \x03(\x0b\x32\x1c.saltern.node.v1.TenantUsage\x12\x17\n\x0fsettled_version\x18\x05 \x01(\x03\"w\n\x13ReportUsageResponse\x12\x31\n\x0elease_duration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rlease_version\x18\x02 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x32\xa5\x02\n\x0bNodeService\x12[\n\x0cRegisterNode\x12$.saltern.node.v1.RegisterNodeRequest\x1a%.saltern.node.v1.RegisterNodeResponse\x12_\n\x0cStreamPolicy\x12$.saltern.node.v1.StreamPolicyRequest\x1a%.saltern.node.v1.StreamPolicyResponse(\x01\x30\x01\x12X\n\x0bReportUsage\x12#.saltern.node.v1.ReportUsageRequest\x1a$.saltern.node.v1.ReportUsageResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,37 +48,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TIERCAPACITY']._serialized_start=233
   _globals['_TIERCAPACITY']._serialized_end=309
   _globals['_REGISTERNODEREQUEST']._serialized_start=312
-  _globals['_REGISTERNODEREQUEST']._serialized_end=476
-  _globals['_REGISTERNODERESPONSE']._serialized_start=478
-  _globals['_REGISTERNODERESPONSE']._serialized_end=589
-  _globals['_STREAMPOLICYREQUEST']._serialized_start=591
-  _globals['_STREAMPOLICYREQUEST']._serialized_end=700
-  _globals['_STREAMPOLICYRESPONSE']._serialized_start=702
-  _globals['_STREAMPOLICYRESPONSE']._serialized_end=775
-  _globals['_POLICYSNAPSHOT']._serialized_start=778
-  _globals['_POLICYSNAPSHOT']._serialized_end=950
-  _globals['_TENANTPOLICY']._serialized_start=953
-  _globals['_TENANTPOLICY']._serialized_end=1283
-  _globals['_TOKENREVOCATION']._serialized_start=1285
-  _globals['_TOKENREVOCATION']._serialized_end=1352
-  _globals['_NAMESPACEPOLICY']._serialized_start=1354
-  _globals['_NAMESPACEPOLICY']._serialized_end=1443
-  _globals['_TENANTUSAGE']._serialized_start=1446
-  _globals['_TENANTUSAGE']._serialized_end=2356
-  _globals['_TENANTUSAGE_EVICTIONSBYCAUSEENTRY']._serialized_start=2120
-  _globals['_TENANTUSAGE_EVICTIONSBYCAUSEENTRY']._serialized_end=2175
-  _globals['_TENANTUSAGE_EVICTEDBYTESBYCAUSEENTRY']._serialized_start=2177
-  _globals['_TENANTUSAGE_EVICTEDBYTESBYCAUSEENTRY']._serialized_end=2235
-  _globals['_TENANTUSAGE_REFUSEDBYREASONENTRY']._serialized_start=2237
-  _globals['_TENANTUSAGE_REFUSEDBYREASONENTRY']._serialized_end=2291
-  _globals['_TENANTUSAGE_DEMOTIONSDROPPEDBYREASONENTRY']._serialized_start=2293
-  _globals['_TENANTUSAGE_DEMOTIONSDROPPEDBYREASONENTRY']._serialized_end=2356
-  _globals['_TENANTTIERUSAGE']._serialized_start=2359
-  _globals['_TENANTTIERUSAGE']._serialized_end=2495
-  _globals['_REPORTUSAGEREQUEST']._serialized_start=2498
-  _globals['_REPORTUSAGEREQUEST']._serialized_end=2630
-  _globals['_REPORTUSAGERESPONSE']._serialized_start=2632
-  _globals['_REPORTUSAGERESPONSE']._serialized_end=2653
-  _globals['_NODESERVICE']._serialized_start=2656
-  _globals['_NODESERVICE']._serialized_end=2949
+  _globals['_REGISTERNODEREQUEST']._serialized_end=494
+  _globals['_REGISTERNODERESPONSE']._serialized_start=497
+  _globals['_REGISTERNODERESPONSE']._serialized_end=682
+  _globals['_STREAMPOLICYREQUEST']._serialized_start=685
+  _globals['_STREAMPOLICYREQUEST']._serialized_end=819
+  _globals['_STREAMPOLICYRESPONSE']._serialized_start=821
+  _globals['_STREAMPOLICYRESPONSE']._serialized_end=894
+  _globals['_POLICYSNAPSHOT']._serialized_start=897
+  _globals['_POLICYSNAPSHOT']._serialized_end=1120
+  _globals['_TENANTPOLICY']._serialized_start=1123
+  _globals['_TENANTPOLICY']._serialized_end=1453
+  _globals['_TOKENREVOCATION']._serialized_start=1455
+  _globals['_TOKENREVOCATION']._serialized_end=1522
+  _globals['_NAMESPACEPOLICY']._serialized_start=1524
+  _globals['_NAMESPACEPOLICY']._serialized_end=1613
+  _globals['_TENANTUSAGE']._serialized_start=1616
+  _globals['_TENANTUSAGE']._serialized_end=2526
+  _globals['_TENANTUSAGE_EVICTIONSBYCAUSEENTRY']._serialized_start=2290
+  _globals['_TENANTUSAGE_EVICTIONSBYCAUSEENTRY']._serialized_end=2345
+  _globals['_TENANTUSAGE_EVICTEDBYTESBYCAUSEENTRY']._serialized_start=2347
+  _globals['_TENANTUSAGE_EVICTEDBYTESBYCAUSEENTRY']._serialized_end=2405
+  _globals['_TENANTUSAGE_REFUSEDBYREASONENTRY']._serialized_start=2407
+  _globals['_TENANTUSAGE_REFUSEDBYREASONENTRY']._serialized_end=2461
+  _globals['_TENANTUSAGE_DEMOTIONSDROPPEDBYREASONENTRY']._serialized_start=2463
+  _globals['_TENANTUSAGE_DEMOTIONSDROPPEDBYREASONENTRY']._serialized_end=2526
+  _globals['_TENANTTIERUSAGE']._serialized_start=2529
+  _globals['_TENANTTIERUSAGE']._serialized_end=2665
+  _globals['_REPORTUSAGEREQUEST']._serialized_start=2668
+  _globals['_REPORTUSAGEREQUEST']._serialized_end=2825
+  _globals['_REPORTUSAGERESPONSE']._serialized_start=2827
+  _globals['_REPORTUSAGERESPONSE']._serialized_end=2946
+  _globals['_NODESERVICE']._serialized_start=2949
+  _globals['_NODESERVICE']._serialized_end=3242
 # @@protoc_insertion_point(module_scope)

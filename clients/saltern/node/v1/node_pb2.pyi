@@ -54,8 +54,13 @@ class RegisterNodeRequest(_message.Message):
     ENDPOINT_FIELD_NUMBER: _builtins.int
     CAPACITIES_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    STATE_ID_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     software_version: _builtins.str
+    state_id: _builtins.str
+    """Made once for the node's state folder, which the process holds the lock of. A process that names the same as the
+    one before proves that the one before is gone, and gets its leases at once; another one waits until they run out.
+    """
     @_builtins.property
     def endpoint(self) -> _auth_pb2.NodeEndpoint: ...
     @_builtins.property
@@ -67,10 +72,11 @@ class RegisterNodeRequest(_message.Message):
         endpoint: _auth_pb2.NodeEndpoint | None = ...,
         capacities: _abc.Iterable[Global___TierCapacity] | None = ...,
         software_version: _builtins.str = ...,
+        state_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacities", b"capacities", "endpoint", b"endpoint", "node_id", b"node_id", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacities", b"capacities", "endpoint", b"endpoint", "node_id", b"node_id", "software_version", b"software_version", "state_id", b"state_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -83,21 +89,30 @@ class RegisterNodeResponse(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     FENCING_EPOCH_FIELD_NUMBER: _builtins.int
     REPORT_INTERVAL_FIELD_NUMBER: _builtins.int
+    LEASE_DURATION_FIELD_NUMBER: _builtins.int
+    LEASE_VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """nodes/{node}"""
     fencing_epoch: _builtins.int
+    lease_version: _builtins.int
     @_builtins.property
     def report_interval(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def lease_duration(self) -> _duration_pb2.Duration:
+        """The node may grow for so long after it sent the request, by a policy of lease_version or later; not set: for ever."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         fencing_epoch: _builtins.int = ...,
         report_interval: _duration_pb2.Duration | None = ...,
+        lease_duration: _duration_pb2.Duration | None = ...,
+        lease_version: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["report_interval", b"report_interval"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration", "report_interval", b"report_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_epoch", b"fencing_epoch", "name", b"name", "report_interval", b"report_interval"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_epoch", b"fencing_epoch", "lease_duration", b"lease_duration", "lease_version", b"lease_version", "name", b"name", "report_interval", b"report_interval"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -111,6 +126,7 @@ class StreamPolicyRequest(_message.Message):
     FENCING_EPOCH_FIELD_NUMBER: _builtins.int
     APPLIED_VERSION_FIELD_NUMBER: _builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    SETTLED_VERSION_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """In every message; the first one opens the stream."""
     fencing_epoch: _builtins.int
@@ -118,6 +134,8 @@ class StreamPolicyRequest(_message.Message):
     """Version that the node applied last; 0 if none."""
     error_message: _builtins.str
     """Set if the newest version could not be applied: why."""
+    settled_version: _builtins.int
+    """Newest version that the node goes by, also after a restart, with nothing held above its limits any more."""
     def __init__(
         self,
         *,
@@ -125,10 +143,11 @@ class StreamPolicyRequest(_message.Message):
         fencing_epoch: _builtins.int = ...,
         applied_version: _builtins.int = ...,
         error_message: _builtins.str = ...,
+        settled_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_version", b"applied_version", "error_message", b"error_message", "fencing_epoch", b"fencing_epoch", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_version", b"applied_version", "error_message", b"error_message", "fencing_epoch", b"fencing_epoch", "node_id", b"node_id", "settled_version", b"settled_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -164,6 +183,7 @@ class PolicySnapshot(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     KEY_SET_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
+    LEASE_DURATION_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Grows with every change."""
     @_builtins.property
@@ -172,6 +192,12 @@ class PolicySnapshot(_message.Message):
     def key_set(self) -> _auth_pb2.KeySet: ...
     @_builtins.property
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantPolicy]: ...
+    @_builtins.property
+    def lease_duration(self) -> _duration_pb2.Duration:
+        """How long the shares hold after the node was last in touch: then what is there stays, and nothing grows (I9). Not
+        set: for ever.
+        """
+
     def __init__(
         self,
         *,
@@ -179,10 +205,11 @@ class PolicySnapshot(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         key_set: _auth_pb2.KeySet | None = ...,
         tenants: _abc.Iterable[Global___TenantPolicy] | None = ...,
+        lease_duration: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "key_set", b"key_set"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "key_set", b"key_set", "lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "key_set", b"key_set", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "key_set", b"key_set", "lease_duration", b"lease_duration", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -499,9 +526,12 @@ class ReportUsageRequest(_message.Message):
     FENCING_EPOCH_FIELD_NUMBER: _builtins.int
     APPLIED_VERSION_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
+    SETTLED_VERSION_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     fencing_epoch: _builtins.int
     applied_version: _builtins.int
+    settled_version: _builtins.int
+    """As in StreamPolicyRequest."""
     @_builtins.property
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantUsage]: ...
     def __init__(
@@ -511,10 +541,11 @@ class ReportUsageRequest(_message.Message):
         fencing_epoch: _builtins.int = ...,
         applied_version: _builtins.int = ...,
         tenants: _abc.Iterable[Global___TenantUsage] | None = ...,
+        settled_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_version", b"applied_version", "fencing_epoch", b"fencing_epoch", "node_id", b"node_id", "tenants", b"tenants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_version", b"applied_version", "fencing_epoch", b"fencing_epoch", "node_id", b"node_id", "settled_version", b"settled_version", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -524,12 +555,26 @@ Global___ReportUsageRequest: _TypeAlias = ReportUsageRequest  # noqa: Y015
 class ReportUsageResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    LEASE_DURATION_FIELD_NUMBER: _builtins.int
+    LEASE_VERSION_FIELD_NUMBER: _builtins.int
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    lease_version: _builtins.int
+    policy_version: _builtins.int
+    """The newest policy. A node that goes by an older one is in touch only once it has applied this one."""
+    @_builtins.property
+    def lease_duration(self) -> _duration_pb2.Duration:
+        """As in RegisterNodeResponse, from when the report was sent."""
+
     def __init__(
         self,
+        *,
+        lease_duration: _duration_pb2.Duration | None = ...,
+        lease_version: _builtins.int = ...,
+        policy_version: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration", "lease_version", b"lease_version", "policy_version", b"policy_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
