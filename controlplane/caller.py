@@ -1,4 +1,4 @@
-"""Who is calling: set by the door that has verified the token, read by every service (I1)."""
+"""Who is calling and from where: set by the door that has verified the token, read by every service (I1)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from saltern.errors import PermissionDeniedError, UnauthenticatedError
 from saltern.names import TenantId
@@ -36,6 +37,7 @@ class Caller:
 
 
 _caller: ContextVar[Caller] = ContextVar("caller")
+_peer: ContextVar[str] = ContextVar("peer", default="")
 
 
 def current_caller() -> Caller:
@@ -56,6 +58,26 @@ def calling_as(caller: Caller) -> Iterator[None]:
         yield
     finally:
         _caller.reset(reset)
+
+
+def role_of(subject: str) -> Role | None:
+    """The role of ``subject`` if that is the current caller."""
+    caller = _caller.get(None)
+    return caller.role if caller is not None and caller.subject == subject else None
+
+
+def note_peer(peer: str) -> None:
+    """Remember where the call in progress comes from, for the audit trail; each call is a task with its own.
+
+    ``peer``: as gRPC tells it, such as ``ipv4:192.0.2.7:50412`` or ``ipv6:%5B::1%5D:50412``.
+    """
+    kind, _, address = unquote(peer).partition(":")
+    _peer.set(address if kind in ("ipv4", "ipv6") else unquote(peer))
+
+
+def current_peer() -> str:
+    """Where the call in progress comes from, such as ``192.0.2.7:50412``; empty for the service's own work."""
+    return _peer.get()
 
 
 def authorise(permission: Permission, tenant: TenantId | None) -> Caller:

@@ -125,6 +125,7 @@ class AdminServicer:
                 before=to_snapshot(change.before),
                 after=to_snapshot(change.after),
                 now=now,
+                bump_policy=lambda: bump_policy_version(session, now),
             )
             if request_id is not None:
                 await store_response(
@@ -134,7 +135,6 @@ class AdminServicer:
                     request_id=request_id,
                     response=change.replay or change.response,
                 )
-            await bump_policy_version(session, now)
         return change.response
 
 

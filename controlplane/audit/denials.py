@@ -21,6 +21,7 @@ from controlplane.db import Database, ServiceScope, ServiceTask, TenantScope
 from controlplane.db.models import PLATFORM_CHAIN, AuditOutcome
 from saltern.errors import SalternError
 from saltern.names import TenantId
+from tenants.roles import Role
 
 ROWS_PER_KIND = 5
 ROWS_PER_ACTOR = 20
@@ -58,9 +59,12 @@ class DenialLog:
         resource: str = "",
         tenant: TenantId | None = None,
         actor: str = ANONYMOUS,
+        role: Role | None = None,
         request_id: str = "",
     ) -> None:
         """Record that ``actor`` of ``tenant`` (None: of the platform, or unknown) was denied ``method`` with ``error``.
+
+        ``role``: the actor's; by default that of the current caller, if that is the actor.
 
         It never raises: the attempt is denied whether or not it can be recorded, and the log says if it could not.
         """
@@ -75,6 +79,7 @@ class DenialLog:
                     session,
                     tenant=tenant,
                     actor=actor,
+                    role=role,
                     method=_printable(method),
                     resource=_printable(resource),
                     now=now,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.audit.redaction import require_no_secrets
-from controlplane.core.audit_chain import AuditRecord, ChainedRecord, ChainHead, EventHash, append, genesis
+from controlplane.caller import current_peer, role_of
 from controlplane.db.locks import lock_audit_chain
-from controlplane.db.models import PLATFORM_CHAIN, AuditEvent, AuditOutcome
+from controlplane.db.models import PLATFORM_CHAIN, AuditEvent, AuditOutcome, PolicyState
+from saltern.audit.chain import AuditRecord, ChainedRecord, ChainHead, EventHash, append, genesis
 from saltern.names import TenantId
+from tenants.roles import Role
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -26,21 +28,26 @@ async def record(
     method: str,
     resource: str,
     now: datetime,
+    role: Role | None = None,
     outcome: AuditOutcome = AuditOutcome.SUCCESS,
     reason: str = "",
     request_id: str = "",
     before: Mapping[str, object] | None = None,
     after: Mapping[str, object] | None = None,
+    bump_policy: Callable[[], Awaitable[int]] | None = None,
 ) -> int:
     """Append one event to the chain of ``tenant`` (None: the platform's) and return its sequence.
 
     Holds the chain until the transaction ends, so do it after the act. Writes at once, so that a refusal of the
-    database undoes the act with it (I11).
+    database undoes the act with it (I11). Where the call came from is known already (``controlplane.caller``).
 
     Args:
         actor: resource name of the API key that acted; ``bootstrap``; ``anonymous``.
         method: such as ``saltern.admin.v1.TenantService/CreateTenant``.
+        role: the actor's; by default that of the current caller, if that is the actor.
         before, after: the resource as JSON values; integers only.
+        bump_policy: raises the policy version and returns it, for an act that nodes must hear of. It is done in here,
+            because the event names the version and the chain is locked before it (``controlplane.db.locks``).
 
     Raises:
         InternalError: a value looks like a secret.
@@ -49,19 +56,25 @@ async def record(
     require_no_secrets(before)
     require_no_secrets(after)
     require_no_secrets([actor, resource, request_id])
+    role = role or role_of(actor)
     chain = tenant or PLATFORM_CHAIN
     await lock_audit_chain(session, chain)
+    head = await _head(session, chain)
+    policy_version = await (_policy_version(session) if bump_policy is None else bump_policy())
     event = append(
         chain,
-        await _head(session, chain),
+        head,
         AuditRecord(
             event_time_us=(now - _EPOCH) // _MICROSECOND,
             actor=actor,
+            actor_role=role.value if role else "",
+            peer=current_peer(),
             method=method,
             resource=resource,
             outcome=outcome.value,
             reason=reason,
             request_id=request_id,
+            policy_version=policy_version,
             before=before,
             after=after,
         ),
@@ -72,15 +85,19 @@ async def record(
             sequence=event.sequence,
             event_time=now,
             actor=actor,
+            actor_role=event.record.actor_role,
+            peer=event.record.peer,
             method=method,
             resource=resource,
             outcome=outcome,
             reason=reason,
             request_id=request_id,
+            policy_version=policy_version,
             before=None if before is None else dict(before),
             after=None if after is None else dict(after),
             previous_hash=event.previous_hash,
             hash=event.hash,
+            hash_format=event.hash_format,
         )
     )
     await session.flush()
@@ -95,22 +112,26 @@ async def next_sequence(session: AsyncSession, tenant: TenantId | None) -> int:
 
 
 def to_chained_record(event: AuditEvent) -> ChainedRecord:
-    """A stored event as the pure chain takes it, for ``controlplane.core.audit_chain.verify``."""
+    """A stored event as the pure chain takes it, for ``saltern.audit.chain.verify``."""
     return ChainedRecord(
         sequence=event.sequence,
         record=AuditRecord(
             event_time_us=(event.event_time - _EPOCH) // _MICROSECOND,
             actor=event.actor,
+            actor_role=event.actor_role,
+            peer=event.peer,
             method=event.method,
             resource=event.resource,
             outcome=event.outcome.value,
             reason=event.reason,
             request_id=event.request_id,
+            policy_version=event.policy_version,
             before=event.before,
             after=event.after,
         ),
         previous_hash=EventHash(event.previous_hash),
         hash=EventHash(event.hash),
+        hash_format=event.hash_format,
     )
 
 
@@ -123,3 +144,7 @@ async def _head(session: AsyncSession, chain: str) -> ChainHead:
     )
     row = (await session.execute(last)).one_or_none()
     return genesis(chain) if row is None else ChainHead(row.sequence, EventHash(row.hash))
+
+
+async def _policy_version(session: AsyncSession) -> int:
+    return (await session.execute(select(PolicyState.version))).scalar_one()

@@ -18,7 +18,7 @@ import grpc
 from controlplane.audit import DenialLog
 from controlplane.audit.denials import ANONYMOUS
 from controlplane.auth.verifier import TokenVerifier, to_caller
-from controlplane.caller import calling_as
+from controlplane.caller import calling_as, note_peer
 from controlplane.rpc import RETRY_AFTER_MS, Context, to_saltern_error
 from saltern.errors import FailedPreconditionError, PermissionDeniedError, ResourceExhaustedError, UnauthenticatedError
 from saltern.rpc_errors import abort
@@ -68,7 +68,7 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
         if service in OPEN_SERVICES:
             return take_in(handler, self._place(service, OPEN_SERVICES[service]), _OPEN_LIMITS)
         try:
-            claims = self._verifier.verify_claims(bearer_token(handler_call_details.invocation_metadata or ()))
+            claims = await self._verifier.verify_claims(bearer_token(handler_call_details.invocation_metadata or ()))
         except Exception as error:
             return self._refusing(error, method)
         limits = _ADMIN_LIMITS if method.startswith(_ADMIN_PACKAGE) else _NODE_LIMITS
@@ -90,6 +90,18 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
                     return await inner_unary(request, context)
 
             return grpc.unary_unary_rpc_method_handler(unary, **codec)
+        if handler.unary_stream is not None:
+            inner_export: Any = handler.unary_stream
+
+            async def export(request: Any, context: Context) -> AsyncIterator[Any]:
+                await self._check_credential(claims, context, method)
+                with calling_as(to_caller(claims)):
+                    async for response in inner_export(request, context):
+                        # A long answer may outlive its token, never the credential behind it.
+                        await self._check_credential(claims, context, method)
+                        yield response
+
+            return grpc.unary_stream_rpc_method_handler(export, **codec)
         assert handler.stream_stream is not None, f"{method} is of a cardinality that no service here has"
         inner_stream: Any = handler.stream_stream
 
@@ -107,6 +119,7 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
         """A handler of any call that refuses it before anything of it is read."""
 
         async def refuse(_requests: object, context: Context) -> NoReturn:
+            note_peer(context.peer())
             await self._refuse(error, None, context, method)
 
         return grpc.stream_unary_rpc_method_handler(refuse)
@@ -116,6 +129,7 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
 
         @asynccontextmanager
         async def place(context: Context) -> AsyncIterator[None]:
+            note_peer(context.peer())
             if self._calls[owner] >= calls_max:
                 await abort(context, _too_many_calls(calls_max))
             self._calls[owner] += 1
@@ -143,6 +157,7 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
                 method=method,
                 tenant=claims.tenant if claims else None,
                 actor=claims.subject if claims else ANONYMOUS,
+                role=claims.role if claims else None,
             )
         await abort(context, refusal)
 

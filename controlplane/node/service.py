@@ -23,7 +23,6 @@ from saltern.errors import InvalidArgumentError, PermissionDeniedError
 from saltern.names import NodeId, node_name, parse_node_id
 from saltern.node.v1 import node_pb2, node_pb2_grpc
 from tenants.roles import Permission
-from tenants.tokens import KeySet
 
 _SERVICE: Final = "saltern.node.v1.NodeService"
 _ERROR_MESSAGE_MAX_CHARS: Final = 500
@@ -34,12 +33,9 @@ _log = structlog.get_logger(__name__)
 class NodeService(node_pb2_grpc.NodeServiceServicer):
     """Serves cache nodes; every method needs the role node."""
 
-    def __init__(
-        self, *, database: Database, feed: PolicyFeed, key_set: KeySet, denials: DenialLog, clock: Clock = utc_now
-    ) -> None:
+    def __init__(self, *, database: Database, feed: PolicyFeed, denials: DenialLog, clock: Clock = utc_now) -> None:
         self._database = database
         self._feed = feed
-        self._key_set = key_set
         self._denials = denials
         self._clock = clock
 
@@ -64,10 +60,10 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                     "wire_endpoint": facts.wire_endpoint,
                     "capacities_bytes": {tier.value: size for tier, size in facts.capacities_bytes.items()},
                 },
+                # The shares of every node depend on this one's capacity; and a stream of the node's previous process
+                # wakes up and finds itself fenced.
+                bump_policy=lambda: bump_policy_version(session, now),
             )
-            # The shares of every node depend on this one's capacity; and a stream of the node's previous process wakes
-            # up and finds itself fenced.
-            await bump_policy_version(session, now)
         _log.info("node registered", node=node, fencing_epoch=fencing_epoch)
         response = node_pb2.RegisterNodeResponse(name=node_name(node), fencing_epoch=fencing_epoch)
         response.report_interval.FromTimedelta(timedelta(seconds=registry.REPORT_INTERVAL_S))
@@ -133,7 +129,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         async with self._database.transaction() as session:
             await registry.require_current(session, node, fencing_epoch)
         rows = await read_policy_rows(self._database)
-        return encode_policy(compose_policy(rows, node), self._key_set, self._clock())
+        return encode_policy(compose_policy(rows, node), rows.key_set, self._clock())
 
     async def _follow_answers(
         self, requests: AsyncIterator[node_pb2.StreamPolicyRequest], first: node_pb2.StreamPolicyRequest

@@ -19,7 +19,6 @@ from sqlalchemy import select
 from controlplane.admin import AdminParts, add_services
 from controlplane.audit import DenialLog, to_chained_record
 from controlplane.caller import Caller, calling_as
-from controlplane.core.audit_chain import ChainFault, verify
 from controlplane.db import Database, connect, models
 from controlplane.secrets import LocalKeyEncryptionKey
 from saltern.admin.v1 import (
@@ -35,6 +34,7 @@ from saltern.admin.v1 import (
     tenants_pb2_grpc,
     usage_pb2_grpc,
 )
+from saltern.audit.chain import ChainFault, verify
 from saltern.errors import SalternError
 from saltern.names import TenantId
 from saltern.rpc_errors import error_from_rpc

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import select
 
 from controlplane.audit import record, to_chained_record
-from controlplane.core.audit_chain import verify
 from controlplane.db.models import PLATFORM_CHAIN, AuditEvent
+from saltern.audit.chain import verify
 from saltern.errors import InternalError
 from saltern.names import TenantId
 from tests.support.control import migrate

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
 
-from controlplane.core.audit_chain import (
+from saltern.audit.chain import (
     AuditRecord,
     ChainedRecord,
     ChainFault,
@@ -16,12 +18,30 @@ from controlplane.core.audit_chain import (
     FaultKind,
     append,
     canonical_bytes,
+    event_hash,
     genesis,
     verify,
+    whole_number,
 )
 from saltern.errors import InvalidArgumentError
+from saltern.keys import frame
 
-RECORD = AuditRecord(1, "apiKeys/a", "M", "tenants/acme", "success", "", "", None, {"b": 1, "a": ["ü", True, None]})
+RECORD = AuditRecord(
+    event_time_us=1,
+    actor="apiKeys/a",
+    actor_role="platform-admin",
+    peer="192.0.2.7:50412",
+    method="M",
+    resource="tenants/acme",
+    outcome="success",
+    reason="",
+    request_id="",
+    policy_version=7,
+    before=None,
+    after={"b": 1, "a": ["ü", True, None]},
+)
+HASH = EventHash(bytes(range(32)))
+RECORD_OF_FORMAT_1 = replace(RECORD, actor_role="", peer="", policy_version=0)
 
 
 def chain_of(length: int, chain: str = "acme") -> list[ChainedRecord]:
@@ -42,17 +62,37 @@ def kinds(faults: list[ChainFault]) -> set[FaultKind]:
     return {fault.kind for fault in faults}
 
 
-def test_the_canonical_form_is_frozen() -> None:
-    """Stored chains must verify forever: a change of this form needs a new label."""
-    assert canonical_bytes(RECORD).decode() == (
+def test_the_canonical_forms_are_frozen() -> None:
+    """Stored chains must verify forever: a change of a form needs a new number."""
+    assert canonical_bytes(RECORD_OF_FORMAT_1, 1).decode() == (
         '{"actor":"apiKeys/a","after":{"a":["ü",true,null],"b":1},"before":null,"event_time_us":1,"method":"M",'
         '"outcome":"success","reason":"","request_id":"","resource":"tenants/acme"}'
     )
-    assert genesis("acme").hash.hex() == "198c1ea1bac217c4f36d16c90064e7dc4db3257aa3b069f946d97b45d76afa79"
+    assert canonical_bytes(RECORD).decode() == (
+        '{"actor":"apiKeys/a","actor_role":"platform-admin","after":{"a":["ü",true,null],"b":1},"before":null,'
+        '"event_time_us":1,"method":"M","outcome":"success","peer":"192.0.2.7:50412","policy_version":7,"reason":"",'
+        '"request_id":"","resource":"tenants/acme"}'
+    )
+    start = genesis("acme")
+    assert start.hash.hex() == "198c1ea1bac217c4f36d16c90064e7dc4db3257aa3b069f946d97b45d76afa79"
     assert (
-        append("acme", genesis("acme"), RECORD).hash.hex()
+        event_hash("acme", 1, start.hash, RECORD_OF_FORMAT_1, 1).hex()
         == "8fb000349e28674d5194b10213cd3aa45f3b1474bf8fcda8ad2701eaebe1f76d"
     )
+    assert append("acme", start, RECORD).hash.hex() == "d15dc6cb9b7c5331c0cedf3899a9dc67ce6a69318a7c600ad2e3568aeeeceb42"
+
+
+def test_a_chain_goes_from_one_format_to_the_next() -> None:
+    start = genesis("acme")
+    first_hash = event_hash("acme", 1, start.hash, RECORD_OF_FORMAT_1, 1)
+    first = ChainedRecord(1, RECORD_OF_FORMAT_1, start.hash, first_hash, 1)
+    second = append("acme", ChainHead(1, first_hash), RECORD)
+
+    assert verify("acme", [first, second]) == []
+    # Nobody can write into an old event what its hash does not cover, nor pass one format off as another.
+    assert verify("acme", [replace(first, record=RECORD)]) == [ChainFault(1, FaultKind.EDITED)]
+    assert verify("acme", [replace(first, hash_format=2)]) == [ChainFault(1, FaultKind.EDITED)]
+    assert verify("acme", [replace(first, hash_format=3)]) == [ChainFault(1, FaultKind.EDITED)]
 
 
 def test_an_untouched_chain_has_no_fault() -> None:
@@ -113,10 +153,14 @@ def test_an_event_fits_no_other_chain() -> None:
     assert kinds(verify("other", events)) == {FaultKind.UNLINKED, FaultKind.EDITED}
 
 
-def test_integers_read_back_as_doubles_have_the_same_form() -> None:
-    as_double = replace(RECORD, after={"b": 1.0, "a": ["ü", True, None]})
+def test_integers_read_back_as_doubles_are_integers() -> None:
+    assert whole_number(3.0) == 3
+    for fraction in (0.5, float("inf"), float("nan"), 2.0**54):
+        with pytest.raises(ValueError, match="integers only"):
+            whole_number(fraction)
 
-    assert canonical_bytes(as_double) == canonical_bytes(RECORD)
+
+def test_values_of_different_types_have_different_forms() -> None:
     assert canonical_bytes(replace(RECORD, after={"b": True})) != canonical_bytes(replace(RECORD, after={"b": 1}))
     assert canonical_bytes(replace(RECORD, after={"b": "1"})) != canonical_bytes(replace(RECORD, after={"b": 1}))
 
@@ -131,7 +175,7 @@ for _ in range(20):
 )
 def test_what_has_no_canonical_form_is_refused(value: object) -> None:
     with pytest.raises(InvalidArgumentError):
-        canonical_bytes(replace(RECORD, after={"value": value}))
+        append("acme", genesis("acme"), replace(RECORD, after={"value": value}))
 
 
 JSON = st.recursive(
@@ -148,6 +192,19 @@ def test_the_order_of_names_does_not_matter(value: dict[str, object]) -> None:
     backwards = dict(reversed(value.items()))
 
     assert canonical_bytes(replace(RECORD, after=value)) == canonical_bytes(replace(RECORD, after=backwards))
+
+
+@given(st.dictionaries(st.text(st.characters(codec="utf-8")), JSON, max_size=3))
+def test_the_form_is_that_of_any_other_json_writer(value: dict[str, object]) -> None:
+    """Whoever writes a verifier of their own finds it in their standard library."""
+    record = replace(RECORD, after=value)
+    plain = json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    assert canonical_bytes(record) == plain.encode()
+    assert (
+        event_hash("c", 5, HASH, record)
+        == hashlib.sha256(frame("saltern/audit/2", "c", 5, HASH, plain.encode())).digest()
+    )
 
 
 @given(st.data())
