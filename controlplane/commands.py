@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+from datetime import timedelta
 from pathlib import Path
 
 import click
 
-from saltern.cli.parameters import SIZE
+from saltern.cli.parameters import DURATION, SIZE
 
 _PATH = click.Path(path_type=Path)
 
@@ -24,21 +25,26 @@ _PATH = click.Path(path_type=Path)
 @click.option("--database-url", metavar="URL", help="PostgreSQL, as the application's role.")
 @click.option("--migration-database-url", metavar="URL", help="PostgreSQL, as the role that owns the schema.")
 @click.option("--state-dir", type=_PATH, help="Folder for the key-encryption key and the bootstrap token.")
+@click.option(
+    "--signing-key-max-age", type=DURATION, help="A new key signs tokens after so long: 1h to 366d. [default: 30d]"
+)
 @click.option("--ready-file", type=_PATH, help="Written when the process serves, removed when it stops.")
 @click.option("--allow-plaintext", is_flag=True, default=None, help="Listen beyond this host without TLS.")
-def serve_control(ready_file: Path | None, **given: object) -> None:
+def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None, **given: object) -> None:
     """Serve the control plane over a Postgres database.
 
     Every option but --ready-file can come from the environment instead: SALTERN_CONTROL_LISTEN,
     SALTERN_CONTROL_METRICS_LISTEN, SALTERN_DATABASE_URL, SALTERN_MIGRATION_DATABASE_URL, SALTERN_STATE_DIR,
-    SALTERN_ALLOW_PLAINTEXT. A URL with a password in it should: everybody on the host can read a command line.
+    SALTERN_ALLOW_PLAINTEXT, SALTERN_SIGNING_KEY_MAX_AGE_S (in seconds). A URL with a password in it should: everybody
+    on the host can read a command line.
     """
     from controlplane.log import configure_logging
     from controlplane.server import serve
     from controlplane.settings import load_settings
     from saltern.core_files import forbid_core_files
 
-    settings = load_settings(**given)
+    age_s = None if signing_key_max_age is None else round(signing_key_max_age.total_seconds())
+    settings = load_settings(**given, signing_key_max_age_s=age_s)
     forbid_core_files()
     configure_logging()
     asyncio.run(serve(settings, ready_file=ready_file))

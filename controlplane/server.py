@@ -15,6 +15,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -29,8 +30,9 @@ from controlplane import admin
 from controlplane.audit import DenialLog
 from controlplane.auth.bootstrap import ensure_bootstrap
 from controlplane.auth.door import AuthenticationDoor
+from controlplane.auth.key_keeper import KeyKeeper
 from controlplane.auth.service import AuthService
-from controlplane.auth.signing_keys import KeyRing, has_signing_key, load_key_ring
+from controlplane.auth.signing_keys import SigningKeys, has_signing_key, load_key_ring
 from controlplane.auth.verifier import TokenVerifier
 from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, connect
@@ -154,7 +156,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         feed = PolicyFeed(settings.database_url.get_secret_value())
         metrics = ControlMetrics(database, clock)
         server = grpc.aio.server(
-            interceptors=[metrics, AuthenticationDoor(TokenVerifier(database, key_ring.key_set, clock), denials)],
+            interceptors=[metrics, AuthenticationDoor(TokenVerifier(database, keys, clock), denials)],
             options=_OPTIONS,
             maximum_concurrent_rpcs=_CALLS_MAX,
         )
@@ -162,7 +164,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
             AuthService(
                 database=database,
                 key_encryption_key=key_encryption_key,
-                key_ring=key_ring,
+                keys=keys,
                 denials=denials,
                 state_dir=settings.state_dir,
                 token_lifetime_s=settings.token_lifetime_s,
@@ -181,13 +183,23 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
             ),
         )
         node_pb2_grpc.add_NodeServiceServicer_to_server(
-            NodeService(database=database, feed=feed, key_set=key_ring.key_set, denials=denials, clock=clock), server
+            NodeService(database=database, feed=feed, denials=denials, clock=clock), server
         )
         health_service = await _add_health_and_reflection(server, SERVICE_NAMES)
         endpoint = bind(server, settings.listen)
 
         following = asyncio.create_task(feed.run(), name="policy feed")
         stack.push_async_callback(_cancel, following)
+        keeper = KeyKeeper(
+            database,
+            key_encryption_key,
+            keys,
+            age_max=timedelta(seconds=settings.signing_key_max_age_s),
+            token_lifetime=timedelta(seconds=settings.token_lifetime_s),
+            clock=clock,
+        )
+        keeping = asyncio.create_task(keeper.run(), name="key keeper")
+        stack.push_async_callback(_cancel, keeping)
         metrics_endpoint = await stack.enter_async_context(serving_metrics(metrics, settings.metrics_listen))
         await server.start()
         control_plane = ControlPlane(
@@ -196,7 +208,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         stack.push_async_callback(control_plane.drain)
         if not settings.listen.is_loopback:
             _log.warning("listening in plain text beyond this host", endpoint=str(endpoint))
-        _log.info("serving", endpoint=str(endpoint), issuer=key_ring.key_set.issuer)
+        _log.info("serving", endpoint=str(endpoint), issuer=keys.ring.key_set.issuer)
         yield control_plane
 
 
@@ -206,7 +218,8 @@ async def _load_keys(settings: ControlSettings, database: Database, clock: Clock
         key_encryption_key = load_key_encryption_key(settings.state_dir, create=not await has_signing_key(database))
         if await ensure_bootstrap(database, settings.state_dir, clock):
             _log.info("fresh deployment: redeem the bootstrap token", state_dir=str(settings.state_dir))
-        return key_encryption_key, await load_key_ring(database, key_encryption_key, clock)
+        ring = await load_key_ring(database, key_encryption_key, clock)
+        return key_encryption_key, SigningKeys(database, key_encryption_key, ring, clock)
     except SQLAlchemyError as error:
         raise database_failure(error) or error from None
 

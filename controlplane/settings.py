@@ -16,6 +16,9 @@ CONTROL_PORT_DEFAULT = 7700
 METRICS_PORT_DEFAULT = 7704
 TOKEN_LIFETIME_DEFAULT_S = 600
 TOKEN_LIFETIME_MIN_S = 5
+SIGNING_KEY_MAX_AGE_DEFAULT_S = 30 * 86400
+SIGNING_KEY_MAX_AGE_MIN_S = 3600
+SIGNING_KEY_MAX_AGE_MAX_S = 366 * 86400
 
 
 class ControlSettings(BaseSettings):
@@ -31,7 +34,9 @@ class ControlSettings(BaseSettings):
         state_dir: ``SALTERN_STATE_DIR``: holds the key-encryption key and, until it is redeemed, the bootstrap token.
         allow_plaintext: ``SALTERN_ALLOW_PLAINTEXT``: listen beyond this host without TLS.
         token_lifetime_s: ``SALTERN_TOKEN_LIFETIME_S``: a shorter one ends the use of a revoked key sooner, at the
-            price of more exchanges; 5 s to the hour that verifiers accept.
+            price of more exchanges; 5 s to the hour that verifiers accept. The same on every control plane.
+        signing_key_max_age_s: ``SALTERN_SIGNING_KEY_MAX_AGE_S``: a key that has signed tokens for so long is followed
+            by a new one; an hour to a year.
     """
 
     model_config = SettingsConfigDict(populate_by_name=True, extra="ignore", frozen=True, hide_input_in_errors=True)
@@ -54,6 +59,12 @@ class ControlSettings(BaseSettings):
         ge=TOKEN_LIFETIME_MIN_S,
         le=LIFETIME_MAX_S,
         validation_alias=AliasChoices("SALTERN_TOKEN_LIFETIME_S"),
+    )
+    signing_key_max_age_s: int = Field(
+        default=SIGNING_KEY_MAX_AGE_DEFAULT_S,
+        ge=SIGNING_KEY_MAX_AGE_MIN_S,
+        le=SIGNING_KEY_MAX_AGE_MAX_S,
+        validation_alias=AliasChoices("SALTERN_SIGNING_KEY_MAX_AGE_S"),
     )
 
     @field_validator("listen", mode="before")

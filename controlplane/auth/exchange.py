@@ -140,6 +140,8 @@ def issue_token(
     issued_at_s = int(now.timestamp())
     if credential.tenant is not None:
         issued_at_s = max(issued_at_s, ceiling_s(credential.tenant.min_issue_time))
+    if credential.key.min_issue_time is not None:
+        issued_at_s = max(issued_at_s, ceiling_s(credential.key.min_issue_time))
     expires_at_s = issued_at_s + lifetime_s
     if credential.key.expire_time is not None:
         # Nodes see only the token, so it must not outlive the key. At least a second: an empty life is malformed.

@@ -22,7 +22,7 @@ from controlplane.auth.exchange import (
     verify_api_key,
 )
 from controlplane.auth.key_set import encode_key_set
-from controlplane.auth.signing_keys import KeyRing
+from controlplane.auth.signing_keys import SigningKeys
 from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, ServiceScope, ServiceTask, TenantScope, models, narrow
 from controlplane.node.registry import live_nodes
@@ -58,7 +58,7 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
         *,
         database: Database,
         key_encryption_key: KeyEncryptionKey,
-        key_ring: KeyRing,
+        keys: SigningKeys,
         denials: DenialLog,
         state_dir: Path,
         token_lifetime_s: int = TOKEN_LIFETIME_DEFAULT_S,
@@ -67,7 +67,7 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
         self._token_lifetime_s = token_lifetime_s
         self._database = database
         self._key_encryption_key = key_encryption_key
-        self._key_ring = key_ring
+        self._keys = keys
         self._denials = denials
         self._state_dir = state_dir
         self._clock = clock
@@ -113,8 +113,9 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
             grant = await grant_namespace(session, self._key_encryption_key, credential, namespace_id)
             nodes = await live_nodes(session, now)
         await note_use(session, credential, now)
+        key_ring = await self._keys.signing(session)
         token, claims = issue_token(
-            self._key_ring, credential, audience, namespace_id, now=now, lifetime_s=self._token_lifetime_s
+            key_ring, credential, audience, namespace_id, now=now, lifetime_s=self._token_lifetime_s
         )
         _log.info("token issued", subject=claims.subject, audience=audience.value, token_id=claims.token_id)
         return _encode_exchange(token, claims.expires_at_s, credential, grant, nodes)
@@ -138,7 +139,7 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
     async def GetKeySet(  # noqa: N802
         self, request: auth_pb2.GetKeySetRequest, context: Context
     ) -> auth_pb2.KeySet:
-        return encode_key_set(self._key_ring.key_set)
+        return encode_key_set((await self._keys.refresh()).key_set)
 
 
 def _decode_audience(request: auth_pb2.ExchangeApiKeyRequest) -> tuple[Audience, NamespaceId | None]:

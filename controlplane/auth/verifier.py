@@ -6,14 +6,15 @@ import hashlib
 from collections import OrderedDict
 from typing import Final
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
 from controlplane.auth.exchange import Credential, is_expired, lookup_of, require_active
+from controlplane.auth.signing_keys import SigningKeys
 from controlplane.caller import Caller
 from controlplane.clock import Clock, ceiling_s, utc_now
 from controlplane.db import Database, models, scope_of
 from saltern.errors import UnauthenticatedError
-from tenants.tokens import Audience, Claims, KeySet, verify_token
+from tenants.tokens import Audience, Claims, verify_token
 
 _CACHE_MAX_TOKENS: Final = 4096
 
@@ -26,39 +27,62 @@ class TokenVerifier:
     once. That is one indexed read, on a service that reads the database for every call anyway.
     """
 
-    def __init__(self, database: Database, key_set: KeySet, clock: Clock = utc_now) -> None:
+    def __init__(self, database: Database, keys: SigningKeys, clock: Clock = utc_now) -> None:
         self._database = database
-        self._key_set = key_set
+        self._keys = keys
         self._clock = clock
         self._verified: OrderedDict[bytes, Claims] = OrderedDict()
 
-    def verify_claims(self, token: str) -> Claims:
+    async def verify_claims(self, token: str) -> Claims:
         """What a token of the audience control says.
 
         Raises:
             UnauthenticatedError: the reasons of :func:`tenants.tokens.verify_token`.
+            UnavailableError: its key is unknown, and the database cannot be asked for newer ones.
         """
         now_s = int(self._clock().timestamp())
         digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
         claims = self._verified.get(digest)
         if claims is not None and now_s < claims.expires_at_s:
             return claims
-        claims = verify_token(token, self._key_set, audience=Audience.CONTROL, now_s=now_s)
+        try:
+            claims = verify_token(token, self._keys.ring.key_set, audience=Audience.CONTROL, now_s=now_s)
+        except UnauthenticatedError as error:
+            # Another control plane may have begun to use a new key since this one looked.
+            if error.reason != "TOKEN_UNKNOWN_KEY" or not await self._keys.refresh_if_due():
+                raise
+            claims = verify_token(token, self._keys.ring.key_set, audience=Audience.CONTROL, now_s=now_s)
         self._verified[digest] = claims
         if len(self._verified) > _CACHE_MAX_TOKENS:
             self._verified.popitem(last=False)
         return claims
 
     async def check_credential(self, claims: Claims) -> None:
-        """The API key that a token was exchanged for must still be there, as it was, in a tenant as it was.
+        """What a verified token hangs on must still hold: its API key, tenant and signing key, and no revocation.
 
         Raises:
-            UnauthenticatedError: CREDENTIAL_REVOKED.
+            UnauthenticatedError: CREDENTIAL_REVOKED: the API key is gone or another one, or its tenant is.
+                TOKEN_UNKNOWN_KEY: the key that signed it was withdrawn. TOKEN_REVOKED.
             FailedPreconditionError: TENANT_SUSPENDED.
             UnavailableError: the database cannot be reached.
         """
+        now = self._clock()
+        key_is_good = select(models.SigningKey.kid).where(
+            models.SigningKey.kid == claims.kid,
+            or_(models.SigningKey.not_after_time.is_(None), models.SigningKey.not_after_time > now),
+        )
+        is_revoked = select(models.TokenRevocation.uid).where(
+            models.TokenRevocation.tenant_id.is_not_distinct_from(claims.tenant),
+            models.TokenRevocation.token_id_prefix == claims.token_id,
+            models.TokenRevocation.expire_time > now,
+        )
         statement = (
-            select(models.ApiKey, models.Tenant)
+            select(
+                models.ApiKey,
+                models.Tenant,
+                key_is_good.exists().label("key_is_good"),
+                is_revoked.exists().label("is_revoked"),
+            )
             .outerjoin(models.Tenant, models.ApiKey.tenant_id == models.Tenant.id)
             .where(models.ApiKey.lookup == lookup_of(claims))
         )
@@ -68,13 +92,24 @@ class TokenVerifier:
             found is None
             or Credential(found.ApiKey, found.Tenant).name != claims.subject
             or found.ApiKey.role is not claims.role
-            or is_expired(found.ApiKey, self._clock())
+            or is_expired(found.ApiKey, now)
             or (found.Tenant is not None and claims.issued_at_s < ceiling_s(found.Tenant.min_issue_time))
         ):
             raise UnauthenticatedError(
                 "the credential behind this token has been revoked",
                 reason="CREDENTIAL_REVOKED",
                 hint="exchange a current API key for a new token",
+            )
+        if not found.key_is_good:
+            raise UnauthenticatedError(
+                "the token is signed with a key that has been withdrawn",
+                reason="TOKEN_UNKNOWN_KEY",
+                hint="exchange the API key for a new token",
+            )
+        min_issue_time = found.ApiKey.min_issue_time
+        if found.is_revoked or (min_issue_time is not None and claims.issued_at_s < ceiling_s(min_issue_time)):
+            raise UnauthenticatedError(
+                "the token has been revoked", reason="TOKEN_REVOKED", hint="exchange the API key for a new token"
             )
         require_active(found.Tenant)
 

@@ -1,7 +1,7 @@
 """Locks that rows cannot express; each is held to the end of the transaction that takes it.
 
 To be free of deadlocks every transaction takes what it needs in this order: its request id, the rows it changes, the
-quota lock, the audit chain, the policy version.
+quota lock or that of the signing keys, the audit chain, the policy version.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 # First of the two numbers of an advisory lock: what it is for.
 _AUDIT_CHAIN = 1
 _QUOTAS = 2
+_SIGNING_KEYS = 3
 
 
 async def lock_audit_chain(session: AsyncSession, chain: str) -> None:
@@ -22,3 +23,13 @@ async def lock_audit_chain(session: AsyncSession, chain: str) -> None:
 async def lock_quotas(session: AsyncSession) -> None:
     """One change of any reservation at a time: the sum over all tenants must hold still while it is checked (I5)."""
     await session.execute(select(func.pg_advisory_xact_lock(_QUOTAS, 0)))
+
+
+async def lock_signing_keys(session: AsyncSession) -> None:
+    """One change of the signing keys at a time, of all control planes on the database."""
+    await session.execute(select(func.pg_advisory_xact_lock(_SIGNING_KEYS, 0)))
+
+
+async def try_lock_signing_keys(session: AsyncSession) -> bool:
+    """As ``lock_signing_keys``, but without waiting: whether it is held now. Who holds it leads."""
+    return bool(await session.scalar(select(func.pg_try_advisory_xact_lock(_SIGNING_KEYS, 0))))

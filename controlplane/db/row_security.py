@@ -43,6 +43,8 @@ class ServiceTask(StrEnum):
     BOOTSTRAP = "bootstrap"
     #: Attempts of callers that belong to no tenant go into the platform's chain.
     DENIAL = "denial of a caller without a tenant"
+    #: Its audit events are the platform's, and revocations of every tenant are forgotten when nothing is left of them.
+    KEY_ROTATION = "rotation of the signing keys"
     #: A node serves every tenant.
     POLICY_SNAPSHOT = "policy snapshot"
 

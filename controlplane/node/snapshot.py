@@ -16,6 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.auth.key_set import encode_key_set
+from controlplane.auth.signing_keys import load_key_set
 from controlplane.clock import ceiling_s
 from controlplane.core.quota_split import split_quota, split_rates
 from controlplane.db import Database, ServiceScope, ServiceTask, models
@@ -25,6 +26,7 @@ from saltern.names import NamespaceId, NodeId, TenantId
 from saltern.node.v1 import node_pb2
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
 from tenants.quota import NO_RATE_LIMITS, RateLimits, Tier, TierQuota
+from tenants.revocation import NO_REVOCATIONS, Revocation, RevocationSet
 from tenants.tokens import KeySet
 
 TIER_TO_PROTO = {Tier.DRAM: quotas_pb2.TIER_DRAM, Tier.SSD: quotas_pb2.TIER_SSD}
@@ -46,6 +48,8 @@ class PolicyRows:
     namespaces: list[models.Namespace]
     salt_policies: list[models.SaltPolicy]
     nodes: list[models.Node]
+    revocations: list[models.TokenRevocation]
+    key_set: KeySet
 
 
 async def read_policy_rows(database: Database) -> PolicyRows:
@@ -60,6 +64,8 @@ async def read_policy_rows(database: Database) -> PolicyRows:
             namespaces=list(await session.scalars(select(models.Namespace).order_by(models.Namespace.id))),
             salt_policies=list(await session.scalars(select(models.SaltPolicy))),
             nodes=list(await session.scalars(select(models.Node))),
+            revocations=list(await session.scalars(select(models.TokenRevocation))),
+            key_set=await load_key_set(session),
         )
 
 
@@ -97,6 +103,10 @@ def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
         namespaces[namespace.tenant_id][NamespaceId(namespace.id)] = NamespacePolicy(
             uid=str(namespace.uid), block_bytes=namespace.block_bytes, epochs=epochs.get(namespace.tenant_id, ())
         )
+    revocations: dict[str, list[Revocation]] = defaultdict(list)
+    for revoked in rows.revocations:
+        if revoked.tenant_id is not None:  # nodes take no token of the platform
+            revocations[revoked.tenant_id].append(Revocation(revoked.token_id_prefix, revoked.issued_before_s))
     return NodePolicy(
         version=rows.version,
         tenants={
@@ -106,6 +116,7 @@ def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
                 namespaces=namespaces[tenant.id],
                 min_issue_time_s=ceiling_s(tenant.min_issue_time),
                 rates=rates.get(tenant.id, NO_RATE_LIMITS),
+                revocations=RevocationSet(revocations[tenant.id]) if tenant.id in revocations else NO_REVOCATIONS,
             )
             for tenant in rows.tenants
         },
@@ -148,6 +159,12 @@ def _encode_tenants(tenants: Mapping[TenantId, TenantPolicy]) -> Iterable[node_p
                 bytes_per_s=tenant.rates.bytes_per_s,
                 ssd_write_bytes_per_s=tenant.rates.ssd_write_bytes_per_s,
             ),
+            revocations=[
+                node_pb2.TokenRevocation(
+                    token_id_prefix=revocation.token_id_prefix, issued_before_s=revocation.issued_before_s
+                )
+                for revocation in tenant.revocations
+            ],
         )
         encoded.min_issue_time.FromSeconds(tenant.min_issue_time_s)
         yield encoded
