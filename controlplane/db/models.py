@@ -289,7 +289,7 @@ class AuditEvent(Base):
     """One event of one hash chain; append-only, also by trigger and grants (I11).
 
     ``chain``: a tenant id or ``PLATFORM_CHAIN``. No foreign key: a chain outlives its tenant.
-    ``hash_format``: which fields ``hash`` covers (``saltern.audit.chain``); the three columns after it from format 2 on.
+    ``hash_format``: which fields ``hash`` covers (``saltern.audit.chain``); the columns after it from format 2 on.
     ``peer``: the network address that the call came from. ``policy_version``: after the act.
     """
 
@@ -360,7 +360,7 @@ class RequestLog(Base):
 class SigningKey(Base):
     """A key pair that signs tokens; ``controlplane.core.key_rotation`` says what its times mean.
 
-    ``publish_version``: the first policy version that holds it. ``not_after_time``: no token of it is good from then on.
+    ``publish_version``: the first policy version that holds it. ``not_after_time``: no token of it is good from then.
     ``wrapped_private_key``: NULL once destroyed.
     """
 
@@ -428,6 +428,9 @@ class Node(Base):
         in_range("dram_capacity_bytes", 0, BYTES_MAX),
         in_range("ssd_capacity_bytes", 0, BYTES_MAX),
         not_negative("applied_version"),
+        one_of("admin_state", *NodeAdminState),
+        not_negative("settled_version"),
+        not_negative("lease_version"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -440,24 +443,9 @@ class Node(Base):
     dram_capacity_bytes: Mapped[int]
     ssd_capacity_bytes: Mapped[int] = mapped_column(default=0)
     software_version: Mapped[str]
-        one_of("admin_state", *NodeAdminState),
-        not_negative("settled_version"),
-        not_negative("lease_version"),
     applied_version: Mapped[int] = mapped_column(default=0)
     register_time: Mapped[datetime]
     last_report_time: Mapped[datetime]
-
-
-class NodeUsage(Base):
-    """What the cache did for one tenant on one node since that node started: absolute counters, never increments.
-
-    The columns of ``USAGE_MAPS`` are objects of counters by name, which nodes of a later version may add to.
-    ``ssd``: an object with the fields of ``SsdActivity``; NULL without an SSD tier.
-    """
-
-    __tablename__ = "node_usage"
-    __table_args__ = (
-        *(not_negative(counter) for counter in USAGE_COUNTERS),
     state_id: Mapped[str] = mapped_column(server_default=_EMPTY_TEXT)
     admin_state: Mapped[NodeAdminState] = mapped_column(
         default=NodeAdminState.ACTIVE, server_default=text("'active'::character varying")
@@ -491,6 +479,18 @@ class QuotaLease(Base):
     believed_bytes: Mapped[int]
     target_bytes: Mapped[int]
     version: Mapped[int]
+
+
+class NodeUsage(Base):
+    """What the cache did for one tenant on one node since that node started: absolute counters, never increments.
+
+    The columns of ``USAGE_MAPS`` are objects of counters by name, which nodes of a later version may add to.
+    ``ssd``: an object with the fields of ``SsdActivity``; NULL without an SSD tier.
+    """
+
+    __tablename__ = "node_usage"
+    __table_args__ = (
+        *(not_negative(counter) for counter in USAGE_COUNTERS),
         *(is_object(column) for column in (*USAGE_MAPS, "ssd")),
     )
 
