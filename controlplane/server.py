@@ -36,6 +36,7 @@ from controlplane.auth.signing_keys import SigningKeys, has_signing_key, load_ke
 from controlplane.auth.verifier import TokenVerifier
 from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, connect
+from controlplane.db.catalogue import require_row_security
 from controlplane.files import announced, make_folder
 from controlplane.metrics import ControlMetrics, serving_metrics
 from controlplane.node.policy_feed import PolicyFeed
@@ -151,6 +152,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
     async with AsyncExitStack() as stack:
         database = connect(settings.database_url.get_secret_value())
         stack.push_async_callback(database.close)
+        await _require_row_security(database)
         key_encryption_key, key_ring = await _load_keys(settings, database, clock)
         denials = DenialLog(database, clock)
         feed = PolicyFeed(settings.database_url.get_secret_value())
@@ -210,6 +212,14 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
             _log.warning("listening in plain text beyond this host", endpoint=str(endpoint))
         _log.info("serving", endpoint=str(endpoint), issuer=keys.ring.key_set.issuer)
         yield control_plane
+
+
+async def _require_row_security(database: Database) -> None:
+    """Raise FailedPreconditionError if row-level security does not bind this process (I2)."""
+    try:
+        await require_row_security(database)
+    except SQLAlchemyError as error:
+        raise database_failure(error) or error from None
 
 
 async def _load_keys(settings: ControlSettings, database: Database, clock: Clock) -> tuple[KeyEncryptionKey, KeyRing]:

@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 from controlplane.db.row_security import EVERY_TENANT, TENANT_SETTING
 from controlplane.db.session import sqlalchemy_url
 from migrations.grants import apply_grants
-from saltern.errors import UnavailableError
+from saltern.errors import FailedPreconditionError, UnavailableError
 
 #: Any constant that nothing else in the database uses.
 _ADVISORY_LOCK_ID = 0x53414C5445524E
@@ -36,13 +36,18 @@ def upgrade(url: str | URL, revision: str = "head") -> None:
     """Bring the schema to ``revision`` and give the application role its rights; does nothing where it is there.
 
     Args:
-        url: the database, as a role that may create tables (``postgresql://...``).
+        url: the database, as the role that owns the schema (``postgresql://...``). Another role will do where the
+            schema is that of this release already.
 
     Raises:
+        FailedPreconditionError: reason MIGRATION_ROLE_REQUIRED: the schema is to change and is not this role's.
         UnavailableError: the database cannot be reached, or a lock was not free in time; nothing is changed.
         InvalidArgumentError: the URL is not one of a PostgreSQL database.
     """
     with _migrating(url) as connection:
+        if not _owns_schema(connection):
+            _require_current_schema(connection)
+            return
         command.upgrade(_config(connection), revision)
         apply_grants(connection)
 
@@ -64,6 +69,27 @@ def head_revision() -> str:
     head = ScriptDirectory.from_config(_config(None)).get_current_head()
     assert head is not None, "the package carries at least one revision"
     return head
+
+
+def _owns_schema(connection: Connection) -> bool:
+    """Whether the role of ``connection`` may migrate: it owns the tables, or may make the first of them."""
+    owner = text("SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass('alembic_version')")
+    owns_tables = connection.scalar(owner)
+    if owns_tables is None:
+        owns_tables = connection.scalar(text("SELECT has_schema_privilege(current_schema(), 'CREATE')"))
+    return bool(owns_tables)
+
+
+def _require_current_schema(connection: Connection) -> None:
+    found, wanted = MigrationContext.configure(connection).get_current_revision(), head_revision()
+    if found != wanted:
+        raise FailedPreconditionError(
+            f"the schema is at revision {found or 'none'}, this release needs {wanted}, and this database role does "
+            "not own it",
+            reason="MIGRATION_ROLE_REQUIRED",
+            hint="set SALTERN_MIGRATION_DATABASE_URL to the URL of the role that owns the schema",
+            metadata={"found": found or "", "wanted": wanted},
+        )
 
 
 def _config(connection: Connection | None) -> Config:
