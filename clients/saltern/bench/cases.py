@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from saltern.bench.case import OURS, Case, Contender, Role
@@ -80,16 +81,20 @@ def transfer_cases(field: Field) -> Iterator[Case]:
     for size_bytes in SIZES_BYTES:
         blocks = Blocks(field.tcp, size_bytes)
         for operation, move in (("put", field.bare.put), ("get", field.bare.get)):
+            use = CpuUse()
 
-            def bare(move: Callable[[memoryview, int], None] = move, size_bytes: int = size_bytes) -> float:
-                return BATCH_BYTES / 1e9 / _seconds(1, lambda: move(scratch, size_bytes))
+            def bare(
+                move: Callable[[memoryview, int], None] = move, size_bytes: int = size_bytes, use: CpuUse = use
+            ) -> float:
+                moving = partial(move, scratch, size_bytes)
+                return BATCH_BYTES / 1e9 / measured(use, field.bare.pid, BATCH_BYTES, moving)
 
             yield Case(
                 f"TCP {operation} {size_label(size_bytes)}",
                 "GB/s",
                 [
                     _ours(operation, blocks, field.node_pid),
-                    Contender("bare socket pair", Role.LIMIT, bare),
+                    Contender("bare socket pair", Role.LIMIT, bare, use),
                     *_transfers(field.peers, "tcp", operation, size_bytes),
                 ],
             )

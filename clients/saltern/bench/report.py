@@ -110,9 +110,9 @@ class BenchReport:
         peers = _peer_names(counted)
         rows = []
         for case in counted:
-            contenders = [case.ours, *[case.find(name) for name in peers]]
+            contenders = [case.ours, *case.of(Role.LIMIT)[:1], *[case.find(name) for name in peers]]
             rows.append([case.name, *map(_cpu_of, contenders)])
-        return ["CPU s/GB, client + server", "ours", *peers], rows
+        return ["CPU s/GB, client + server", "ours", "bare socket pair", *peers], rows
 
     def _targets(self) -> tuple[list[str], list[list[str]]]:
         rows = []
