@@ -38,6 +38,7 @@ from saltern.errors import (
     InternalError,
     PermissionDeniedError,
     SalternError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from saltern.node.v1 import node_pb2, node_pb2_grpc
@@ -210,6 +211,8 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             try:
                 await self._follow()
             except SalternError as error:
+                if isinstance(error, UnauthenticatedError):
+                    self._token_expires_s = 0.0  # the token was revoked, or the key that signed it: get another
                 if isinstance(error, AbortedError):
                     self._fencing_epoch = 0  # another registration came since: register again
                 self.link.lost(monotonic(), error.reason)

@@ -32,6 +32,8 @@ class Permission(StrEnum):
     SALTS_READ = "salts.read"
     CREDENTIALS_MANAGE = "credentials.manage"
     CREDENTIALS_READ = "credentials.read"
+    SIGNING_KEYS_MANAGE = "signing-keys.manage"
+    SIGNING_KEYS_READ = "signing-keys.read"
     AUDIT_READ = "audit.read"
     USAGE_READ = "usage.read"
     NODES_READ = "nodes.read"

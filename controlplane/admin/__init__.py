@@ -11,6 +11,7 @@ from controlplane.admin.quotas import QuotaService
 from controlplane.admin.salt_policies import SaltPolicyService
 from controlplane.admin.service import AdminParts
 from controlplane.admin.tenants import TenantService
+from controlplane.admin.tokens import TokenService
 from controlplane.admin.usage import UsageService
 from saltern.admin.v1 import (
     audit_pb2_grpc,
@@ -19,6 +20,7 @@ from saltern.admin.v1 import (
     quotas_pb2_grpc,
     salt_policies_pb2_grpc,
     tenants_pb2_grpc,
+    tokens_pb2_grpc,
     usage_pb2_grpc,
 )
 
@@ -33,6 +35,7 @@ SERVICE_NAMES = tuple(
         QuotaService,
         SaltPolicyService,
         CredentialService,
+        TokenService,
         AuditService,
         UsageService,
     )
@@ -46,5 +49,6 @@ def add_services(server: grpc.aio.Server, parts: AdminParts) -> None:
     quotas_pb2_grpc.add_QuotaServiceServicer_to_server(QuotaService(parts), server)
     salt_policies_pb2_grpc.add_SaltPolicyServiceServicer_to_server(SaltPolicyService(parts), server)
     credentials_pb2_grpc.add_CredentialServiceServicer_to_server(CredentialService(parts), server)
+    tokens_pb2_grpc.add_TokenServiceServicer_to_server(TokenService(parts), server)
     audit_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(parts), server)
     usage_pb2_grpc.add_UsageServiceServicer_to_server(UsageService(parts), server)

@@ -17,6 +17,7 @@ from controlplane.admin.pages import cut_page, decode_identifier_token, encode_p
 from controlplane.admin.requests import forget_requests_of_key
 from controlplane.admin.resources import ROLE_FROM_PROTO, to_api_key
 from controlplane.admin.service import AdminServicer, Change, absent, load_tenant, method, require_room
+from controlplane.auth.revocations import end_api_key_tokens
 from controlplane.caller import Caller, authorise
 from controlplane.db.models import DISPLAY_NAME_MAX_CHARS, ApiKey
 from controlplane.rpc import Context
@@ -85,7 +86,7 @@ class CredentialService(AdminServicer, credentials_pb2_grpc.CredentialServiceSer
         tenant, key_id = parse_api_key_name(request.name)
         caller = authorise(Permission.CREDENTIALS_READ, tenant)
         async with self._database.transaction() as session:
-            return to_api_key(await _load(session, tenant, key_id, caller))
+            return to_api_key(await load_api_key(session, tenant, key_id, caller))
 
     @method
     async def ListApiKeys(
@@ -117,13 +118,14 @@ class CredentialService(AdminServicer, credentials_pb2_grpc.CredentialServiceSer
         caller = authorise(Permission.CREDENTIALS_MANAGE, tenant)
 
         async def act(session: AsyncSession, now: datetime) -> Change[Empty]:
-            if tenant is not None:
-                await load_tenant(session, tenant, caller, change=True)
-            row = await _load(session, tenant, key_id, caller)
+            owner = None if tenant is None else await load_tenant(session, tenant, caller, change=True)
+            row = await load_api_key(session, tenant, key_id, caller)
             before = to_api_key(row)
             check_etag(request.etag, before.etag, before.name)
             if row.role is Role.PLATFORM_ADMIN:
                 await _require_another_admin(session, row, now)
+            if owner is not None:  # nodes see only tokens, which would outlive the key; no node takes the platform's
+                await end_api_key_tokens(session, owner, row, now, is_deleted=True)
             await session.delete(row)
             await forget_requests_of_key(session, before.name)
             return Change(tenant=tenant, resource=before.name, response=Empty(), before=before)
@@ -158,7 +160,8 @@ def _parse_role(value: int, tenant: TenantId | None, caller: Caller) -> Role:
     raise refused("role", "is not one that this owner's keys can have", f"choose one of: {choices}")
 
 
-async def _load(session: AsyncSession, tenant: TenantId | None, key_id: ApiKeyId, caller: Caller) -> ApiKey:
+async def load_api_key(session: AsyncSession, tenant: TenantId | None, key_id: ApiKeyId, caller: Caller) -> ApiKey:
+    """The row of an API key; raises what ``absent`` says if it is not there."""
     statement = select(ApiKey).where(ApiKey.tenant_id.is_not_distinct_from(tenant), ApiKey.id == key_id)
     row = (await session.scalars(statement)).one_or_none()
     if row is None:

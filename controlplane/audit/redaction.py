@@ -14,7 +14,7 @@ _SECRET_WORDS = frozenset(
     | {"salt", "root", "wrapped", "private", "sha256", "hash", "authorization"}
 )
 #: Names that hold such a word and are no secret.
-_HARMLESS_NAMES = frozenset({"block_tokens"})
+_HARMLESS_NAMES = frozenset({"block_tokens", "signing_keys", "token_id", "token_id_prefix"})
 #: API keys, tokens, and the bootstrap token (``controlplane.auth.bootstrap``).
 _SECRET_TEXT = re.compile(
     rf"{API_KEY_PATTERN.pattern}|eyJ[A-Za-z0-9_-]{{10,}}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+|bootstrap-saltern-[A-Za-z0-9_-]{{43}}",

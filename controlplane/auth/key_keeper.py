@@ -120,6 +120,13 @@ async def change_keys(
     )
 
 
+async def publish_key(session: AsyncSession, key_encryption_key: KeyEncryptionKey, now: datetime) -> models.SigningKey:
+    """Make a key that signs once every node holds it; the caller audits it and holds the lock."""
+    await next_sequence(session, None)
+    version = await bump_policy_version(session, now)
+    return await create(session, key_encryption_key, now, publish_version=version, sign_now=False)
+
+
 async def withdraw_all_but_new(
     session: AsyncSession, key_encryption_key: KeyEncryptionKey, now: datetime
 ) -> models.SigningKey:

@@ -32,6 +32,7 @@ from saltern.admin.v1 import (
     salt_policies_pb2_grpc,
     tenants_pb2,
     tenants_pb2_grpc,
+    tokens_pb2_grpc,
     usage_pb2_grpc,
 )
 from saltern.audit.chain import ChainFault, verify
@@ -104,6 +105,7 @@ class Admin:
         self.quotas: Any = quotas_pb2_grpc.QuotaServiceStub(channel)
         self.salt_policies: Any = salt_policies_pb2_grpc.SaltPolicyServiceStub(channel)
         self.credentials: Any = credentials_pb2_grpc.CredentialServiceStub(channel)
+        self.tokens: Any = tokens_pb2_grpc.TokenServiceStub(channel)
         self.audit: Any = audit_pb2_grpc.AuditServiceStub(channel)
         self.usage: Any = usage_pb2_grpc.UsageServiceStub(channel)
 

@@ -31,6 +31,7 @@ from saltern.admin.v1 import (
     quotas_pb2_grpc,
     tenants_pb2,
     tenants_pb2_grpc,
+    tokens_pb2_grpc,
     usage_pb2_grpc,
 )
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
@@ -93,6 +94,7 @@ class Control:
         self.namespaces: Any = namespaces_pb2_grpc.NamespaceServiceStub(self.channel)
         self.quotas: Any = quotas_pb2_grpc.QuotaServiceStub(self.channel)
         self.credentials: Any = credentials_pb2_grpc.CredentialServiceStub(self.channel)
+        self.tokens: Any = tokens_pb2_grpc.TokenServiceStub(self.channel)
         self.audit: Any = audit_pb2_grpc.AuditServiceStub(self.channel)
         self.usage: Any = usage_pb2_grpc.UsageServiceStub(self.channel)
 

@@ -12,7 +12,7 @@ EXPECTED = {
     "platform-admin": VIEW
     | {
         "tenants.manage", "namespaces.manage", "quotas.manage", "credentials.manage", "credentials.read", "audit.read",
-        "nodes.read",
+        "nodes.read", "signing-keys.manage", "signing-keys.read",
     },
     "tenant-admin": VIEW | {"namespaces.manage", "credentials.manage", "credentials.read", "audit.read"},
     "tenant-auditor": VIEW | {"credentials.read", "audit.read"},

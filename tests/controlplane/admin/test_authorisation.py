@@ -17,6 +17,7 @@ from saltern.admin.v1 import (
     quotas_pb2,
     salt_policies_pb2,
     tenants_pb2,
+    tokens_pb2,
     usage_pb2,
 )
 from saltern.errors import NotFoundError, PermissionDeniedError, UnauthenticatedError
@@ -106,6 +107,30 @@ TENANT_METHODS: list[tuple[str, str, Permission, Callable[[str], Any]]] = [
         lambda t: credentials_pb2.DeleteApiKeyRequest(name=f"tenants/{t}/apiKeys/ci"),
     ),
     (
+        "tokens",
+        "RevokeToken",
+        Permission.CREDENTIALS_MANAGE,
+        lambda t: tokens_pb2.RevokeTokenRequest(parent=f"tenants/{t}", token_id="0" * 32),
+    ),
+    (
+        "tokens",
+        "RevokeApiKeyTokens",
+        Permission.CREDENTIALS_MANAGE,
+        lambda t: tokens_pb2.RevokeApiKeyTokensRequest(name=f"tenants/{t}/apiKeys/ci"),
+    ),
+    (
+        "tokens",
+        "RevokeTenantTokens",
+        Permission.CREDENTIALS_MANAGE,
+        lambda t: tokens_pb2.RevokeTenantTokensRequest(name=f"tenants/{t}"),
+    ),
+    (
+        "tokens",
+        "ListTokenRevocations",
+        Permission.CREDENTIALS_READ,
+        lambda t: tokens_pb2.ListTokenRevocationsRequest(parent=f"tenants/{t}"),
+    ),
+    (
         "audit",
         "ListAuditEvents",
         Permission.AUDIT_READ,
@@ -133,6 +158,21 @@ PLATFORM_METHODS: list[tuple[str, str, Permission, Any]] = [
         Permission.CREDENTIALS_MANAGE,
         credentials_pb2.DeleteApiKeyRequest(name="apiKeys/node"),
     ),
+    ("tokens", "ListSigningKeys", Permission.SIGNING_KEYS_READ, tokens_pb2.ListSigningKeysRequest()),
+    ("tokens", "RotateSigningKey", Permission.SIGNING_KEYS_MANAGE, tokens_pb2.RotateSigningKeyRequest()),
+    (
+        "tokens",
+        "RevokeToken",
+        Permission.CREDENTIALS_MANAGE,
+        tokens_pb2.RevokeTokenRequest(token_id="0" * 32),
+    ),
+    (
+        "tokens",
+        "RevokeApiKeyTokens",
+        Permission.CREDENTIALS_MANAGE,
+        tokens_pb2.RevokeApiKeyTokensRequest(name="apiKeys/node"),
+    ),
+    ("tokens", "ListTokenRevocations", Permission.CREDENTIALS_READ, tokens_pb2.ListTokenRevocationsRequest()),
     ("audit", "ListAuditEvents", Permission.AUDIT_READ, audit_pb2.ListAuditEventsRequest()),
     ("usage", "ListNodes", Permission.NODES_READ, usage_pb2.ListNodesRequest()),
 ]
