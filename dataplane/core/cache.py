@@ -12,7 +12,7 @@ commands, same results: the server, the simulator and the replay run this very c
 
 Rules upheld here: I2 (every index operation takes a Partition), I4 and I5 (budgets and victims), I6 (refuse before
 evicting), I7 (readable only between commit and removal; held memory is never reused), I8 (books against truth),
-I12 (what the policy no longer names is gone at once).
+I9 (no growth past the lease), I12 (what the policy no longer names is gone at once).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dataplane.core.entry import Entry, EntryState, Pin, Promotion, PutRefused, 
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.extents import ArenaOffset, round_up
 from dataplane.core.invariants import check_invariants
+from dataplane.core.lease import Lease
 from dataplane.core.partition import Partition
 from dataplane.core.policy_in_force import PolicyInForce
 from dataplane.core.pool import Pool
@@ -95,6 +96,20 @@ class CacheCore:
         """
         return self._policies.apply(policy, now_ns)
 
+    def renew(self, lease: Lease, now_ns: int) -> None:
+        """Grow until ``lease`` runs out, and from then on no more (I9); without one, for ever."""
+        self._policies.renew(lease, now_ns)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the lease has run out, and a put since has found it so."""
+        return self._policies.is_frozen
+
+    @property
+    def settled_version(self) -> int:
+        """The newest policy that was in force with no tenant above its limits, on either tier (I4)."""
+        return self._policies.settled_version
+
     def check_access(self, partition: Partition) -> PermissionDeniedError | None:
         """Say why the policy in force no longer opens ``partition``, or None if it does (I10)."""
         return None if partition in self._open else check_partition(self.policy, partition)
@@ -109,6 +124,8 @@ class CacheCore:
             UnavailableError (WRITE_IN_PROGRESS), EntryTooLargeError, ResourceExhaustedError (QUOTA_EXCEEDED,
             NODE_FULL, TRANSFERS_FULL), InvalidArgumentError or PermissionDeniedError.
         """
+        if now_ns >= self._policies.stops_ns:
+            self._policies.freeze()
         index = self._open.get(partition) or self._policies.open_index(partition)
         if index is None:
             return self._refuse_closed(partition)
@@ -314,6 +331,8 @@ class CacheCore:
 
     def promote_start(self, partition: Partition, key: BlockKey, now_ns: int) -> Promotion | None:
         """Set memory aside for an entry that is on SSD; None if there is none to promote, or no room for it (I4)."""
+        if now_ns >= self._policies.stops_ns:
+            self._policies.freeze()
         index = self._open.get(partition) or self._policies.open_index(partition)
         if self._ssd is None or index is None:
             return None
@@ -385,6 +404,8 @@ class CacheCore:
         if size_bytes > index.block_bytes:
             return refusals.entry_too_large(owner, size_bytes, index.block_bytes, "the namespace's block size")
         if extent_bytes > owner.budget.limit_bytes:
+            if self._policies.is_frozen:
+                return refusals.lease_expired(owner, size_bytes)
             return refusals.entry_too_large(owner, size_bytes, owner.budget.limit_bytes, "the tenant's limit")
         capacity_bytes = self._pool.extents.capacity_bytes
         if extent_bytes > capacity_bytes:

@@ -1,7 +1,8 @@
 """The policy that a node serves: what a new one does to tenants and partitions, and what the one in force opens.
 
 Rules upheld here: I2 (an index is reached through a partition that the policy opens), I4 (a lowered limit is met at
-once), I5 (no more is reserved than there is), I12 (what the policy no longer names is gone when it is applied).
+once), I5 (no more is reserved than there is), I9 (nothing grows past a lease), I12 (what the policy no longer names is
+gone when it is applied).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Final
 from dataplane.core.admission import check_partition
 from dataplane.core.earning import EarningAccount
 from dataplane.core.eviction import Eviction, new_order
+from dataplane.core.lease import NEVER_NS, Lease, without_growth
 from dataplane.core.partition import Partition
 from dataplane.core.pool import Pool
 from dataplane.core.reservations import Reservations
@@ -30,6 +32,8 @@ class PolicyInForce:
 
     Attributes:
         policy: the snapshot.
+        stops_ns: from then on nothing may grow: whoever would charge bytes looks at it first and freezes.
+        is_frozen: limits are what was used when the lease ran out (I9).
     """
 
     def __init__(
@@ -42,6 +46,57 @@ class PolicyInForce:
         self._reservations = reservations
         self._ssd = ssd
         self._soft_mark_percent = soft_mark_percent
+        self._lease = Lease()
+        self.stops_ns = NEVER_NS
+        self.is_frozen = False
+        self._settled_version = 0
+
+    def renew(self, lease: Lease, now_ns: int) -> None:
+        """Go by ``lease`` from now on: limits are those of the policy again, or frozen where it does not hold."""
+        self._lease = lease
+        self._follow_lease(now_ns)
+
+    def freeze(self) -> None:
+        """The lease has run out: what is used now is the most that will be (I9); idempotent."""
+        if not self.is_frozen:
+            self.is_frozen = True
+            self._set_quotas()
+
+    @property
+    def settled_version(self) -> int:
+        """The newest policy that was in force with no tenant above its limits, on either tier (I4)."""
+        if self._settled_version != self.policy.version:
+            dram = all(owner.budget.used_bytes <= owner.budget.limit_bytes for owner in self._pool.tenants.values())
+            if dram and (self._ssd is None or self._ssd.is_within_limits):
+                self._settled_version = self.policy.version
+        return self._settled_version
+
+    def _follow_lease(self, now_ns: int) -> None:
+        self.stops_ns = self._lease.stops_ns(self.policy.version)
+        if now_ns >= self.stops_ns:
+            self.freeze()
+        elif self.is_frozen:
+            self.is_frozen = False
+            self._set_quotas()
+
+    def _set_quotas(self) -> None:
+        """Limits of the policy, or of what is there, without a word about namespaces."""
+        for tenant, rules in self.policy.tenants.items():
+            owner = self._pool.tenants[tenant]
+            self._set_quota(owner, rules.tiers.get(Tier.DRAM, _NO_QUOTA))
+            self._pool.changed(owner)
+        self._pool.held.set_reserved(
+            sum(self._pool.tenants[tenant].budget.reserved_bytes for tenant in self.policy.tenants)
+        )
+        if self._ssd is not None:
+            self._ssd.set_quotas(self.policy, is_frozen=self.is_frozen)
+
+    def _set_quota(self, owner: TenantCache, quota: TierQuota) -> None:
+        if self.is_frozen:
+            # No soft mark: room is no use to who cannot fill it, and what is resident stays.
+            owner.set_quota(without_growth(quota, owner.budget.used_bytes))
+        else:
+            owner.set_quota(quota, self._soft_mark_percent)
 
     def apply(self, policy: NodePolicy, now_ns: int) -> PolicyApplied:
         """Replace the policy. What it no longer names is unreachable when this returns (I12).
@@ -83,10 +138,13 @@ class PolicyInForce:
             if owner is None:
                 owner = pool.tenants[tenant] = self._new_tenant(tenant)
             owner.in_policy = True
-            owner.set_quota(quotas[tenant], self._soft_mark_percent)
+            self._set_quota(owner, quotas[tenant])
             purged_entries += self._apply_namespaces(owner, rules)
             evicted_entries += pool.evict_down_to_limit(owner)
             pool.changed(owner)
+        if self.is_frozen:
+            self._set_quotas()
+        self._follow_lease(now_ns)  # the version decides whether the lease holds
         return PolicyApplied(version=policy.version, purged_entries=purged_entries, evicted_entries=evicted_entries)
 
     def open_index(self, partition: Partition) -> PartitionIndex | None:

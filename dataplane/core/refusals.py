@@ -19,6 +19,8 @@ from tenants.quota import Tier
 WRITE_IN_PROGRESS_RETRY_MS: Final = 20
 #: What fills the limit or the pool is being read or written now and will be evictable after.
 HELD_RETRY_MS: Final = 50
+#: The node reports every two seconds, and may grow again with the answer.
+LEASE_RETRY_MS: Final = 2000
 
 #: Made once: re-putting what is there is the common case in a batch.
 ALREADY_EXISTS: Final = PutRefused(
@@ -64,6 +66,20 @@ def quota_exceeded(owner: TenantCache, size_bytes: int) -> PutRefused:
             hint="retry when transfers in progress have ended, or have the limit raised",
             metadata=_books(owner),
             retry_after_ms=HELD_RETRY_MS,
+        )
+    )
+
+
+def lease_expired(owner: TenantCache, size_bytes: int) -> PutRefused:
+    """The node may not grow any more, and the tenant has less than this entry here to put it in place of (I9)."""
+    return PutRefused(
+        ResourceExhaustedError(
+            f"an entry of {size_bytes} bytes would make tenant {owner.tenant!r} grow past the"
+            f" {owner.budget.limit_bytes} bytes that it held here when the node's lease ran out",
+            reason="LEASE_EXPIRED",
+            hint="bring the control plane back, or the node's way to it; it goes on serving what it holds",
+            metadata=_books(owner),
+            retry_after_ms=LEASE_RETRY_MS,
         )
     )
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dataplane.core.lease import without_growth
 from dataplane.core.partition import Partition
 from dataplane.core.segments import (
     BLOCK_BYTES,
@@ -77,6 +78,17 @@ class SsdTier(SegmentLog):
                 if identity not in live:
                     self._destroy(partition)
             self._shrink(owner, owner.quota.limit_bytes)
+
+    def set_quotas(self, policy: NodePolicy, *, is_frozen: bool) -> None:
+        """Limits of a policy that was applied; or no more than is there, when the node's lease has run out (I9)."""
+        for tenant, rules in policy.tenants.items():
+            owner, quota = self._owner(tenant), rules.tiers.get(Tier.SSD, NO_QUOTA)
+            owner.quota = without_growth(quota, owner.used_bytes) if is_frozen else quota
+
+    @property
+    def is_within_limits(self) -> bool:
+        """Whether no tenant has more on the device than its limit; what leaves counts until it has left."""
+        return all(owner.used_bytes <= owner.quota.limit_bytes for owner in self.tenants.values())
 
     # ---- writing
 
