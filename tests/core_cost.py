@@ -1,6 +1,6 @@
 """What the core alone costs: memory of an entry, time of a command, and capacity lost to fragmentation.
 
-    python -m tests.core_cost [--entries N] [--operations N] [--only SECTION]
+    python -m tests.core_cost [--entries N] [--operations N] [--gib N] [--only SECTION]
 
 Deterministic but for the clock: sizes, keys and choices come from a seed. Times are CPU time, the best of some rounds,
 in a child process for each row, so that no row pays for the memory of another one.
@@ -294,6 +294,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.core_cost", description=__doc__)
     parser.add_argument("--entries", type=int, default=1_000_000, help="of the large rows (default 1000000)")
     parser.add_argument("--operations", type=int, default=1_000_000, help="mixed operations (default 1000000)")
+    parser.add_argument("--gib", type=int, default=4, help="arena of the mixed operations (default 4)")
     parser.add_argument("--only", choices=["memory", "time", "mark", "fragmentation"], default=None)
     wanted = parser.parse_args()
     many = wanted.entries
@@ -311,10 +312,9 @@ def main() -> None:
             _row(f"  soft mark {percent}%", soft_mark_times, percent)
     if wanted.only in (None, "fragmentation"):
         print(f"after {wanted.operations:,} mixed operations, 4 KiB to 64 MiB")
-        for gib in (4, 64):
-            for tenants, reserved in ((1, False), (8, False), (8, True)):
-                title = f"  {gib} GiB, {tenants} tenants, {'half' if reserved else 'nothing'} reserved"
-                _row(title, fragmentation, wanted.operations, gib * 1024 * MIB, tenants, reserved=reserved)
+        for tenants, reserved in ((1, False), (8, False), (8, True)):
+            title = f"  {wanted.gib} GiB, {tenants} tenants, {'half' if reserved else 'nothing'} reserved"
+            _row(title, fragmentation, wanted.operations, wanted.gib * 1024 * MIB, tenants, reserved=reserved)
 
 
 if __name__ == "__main__":
