@@ -103,6 +103,11 @@ class NodeProcess:
         self.process.kill()
         self.process.wait(30)
 
+    def stop(self) -> int:
+        """Stop as an operator does; returns the exit code."""
+        self.process.terminate()
+        return self.process.wait(60)
+
     def turn_trigger(self) -> None:
         """Arm its aim; or disarm it, if it was armed from the start."""
         self.process.send_signal(signal.SIGUSR2)
@@ -182,6 +187,7 @@ class Deployment:
         self._resources = resources
         self._database = database
         self._port = _free_port()
+        self._arena_dir = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="saltern-", dir="/dev/shm")))
         self._control_endpoint = "127.0.0.1:0"
         self.control = self._start_control()
         self._control_endpoint = self.endpoint
@@ -248,7 +254,7 @@ class Deployment:
             *("--listen", f"127.0.0.1:{self._port}", "--grpc-listen", "127.0.0.1:0"),
             *("--metrics-listen", "off"),
             *("--dram-bytes", str(DRAM_BYTES), "--state-dir", str(self.state_dir)),
-            *("--shm-path", str(self.folder / "node.sock"), "--no-prefault"),
+            *("--shm-path", str(self.folder / "node.sock"), "--no-prefault", "--arena-dir", str(self._arena_dir)),
         ]
         if with_ssd:
             arguments += ["--ssd-dir", str(self.ssd_dir), "--ssd-bytes", str(SSD_BYTES)]

@@ -9,7 +9,8 @@ from tests.chaos.aim import MOMENTS, Aim
 
 AT_RANDOM = "at a random moment"
 RECOVERY = "during recovery"
-#: How often each way to die comes.
+CLEAN_STOP = "by a clean stop"
+#: How often each way to end comes; a clean stop is no kill, and what it leaves must all be there again.
 WAYS = {
     AT_RANDOM: 35,
     "during a demotion": 20,
@@ -17,9 +18,10 @@ WAYS = {
     "while a segment is reclaimed": 6,
     RECOVERY: 15,
     "while a policy is applied": 10,
+    CLEAN_STOP: 8,
 }
 #: Without an SSD tier only these can happen.
-DRAM_WAYS = (AT_RANDOM, "while a policy is applied")
+DRAM_WAYS = (AT_RANDOM, "while a policy is applied", CLEAN_STOP)
 
 
 @dataclass(frozen=True, slots=True)

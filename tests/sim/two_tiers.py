@@ -39,12 +39,13 @@ from saltern.names import NamespaceId, TenantId
 from saltern.wire import checksum
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
 from tenants.quota import Tier, TierQuota
-from tests.sim.disk import DiskError, ModelDisk, NotDurableError, Value
+from tests.sim.disk import DiskError, ModelDisk, NotDurableError, Record, Value
 from tests.support.cache_node import key_of
 
 TRANSCRIPT_LINES: Final = 60
 SOFT_MARK_PERCENT: Final = 80
 _NS: Final = NamespaceId("ns")
+_BY_A_CLEAN_STOP: Final = SegmentNumber(0)
 _ARENA: Final = ArenaIdentity("node-1", "boot", "generation", 1, 0)
 #: Commands by how often they come in an average world; each seed multiplies them.
 COMMANDS: Final = {
@@ -117,10 +118,14 @@ class Truth:
     Attributes:
         current: the value that a key has now; absent once it was deleted.
         dead: numbers of values that were deleted and whose tombstone is on disk, by the file that it lies in.
+        older: a record that could not be read once is in no index, and has no tombstone: a restart finds it again. If
+            the key was stored anew meanwhile and DRAM was kept, both are there. A block's content follows from its
+            key, so clients cannot tell; this world can, and accepts either.
         graves: numbers that a delete has outdated, until a tombstone for the key is written.
     """
 
     current: dict[tuple[Partition, BlockKey], Value] = field(default_factory=dict)
+    older: dict[tuple[Partition, BlockKey], Value] = field(default_factory=dict)
     dead: dict[int, SegmentNumber] = field(default_factory=dict)
     graves: dict[tuple[Partition, BlockKey], set[int]] = field(default_factory=dict)
 
@@ -142,7 +147,7 @@ class TwoTierWorld:
         queue: what the writing thread has to do, in order.
         readings: what reading threads have to do, in any order.
         losses: SSD entries that this command may take: deleted, or closed with their partition.
-        rotten: numbers of values whose bytes in the arena have rotted.
+        rotten, unreadable: numbers of values whose bytes in the arena have rotted, and whose record could not be read.
         sealed: what lay in sealed segments at a clean stop.
         over, not_durable: segments of this life in which a write failed, and of which a sync did.
         transcript, done: see :class:`tests.sim.world.World`.
@@ -173,6 +178,7 @@ class TwoTierWorld:
         for tenant in self.names:
             self.rules[tenant] = self._draw_rules()
         self.rotten: set[int] = set()
+        self.unreadable: set[int] = set()
         self.sealed: set[tuple[Partition, BlockKey]] = set()
         self._boot()
 
@@ -206,7 +212,10 @@ class TwoTierWorld:
     def _adopt(self, snapshot: bytes, in_arena: dict[tuple[Partition, BlockKey], Value]) -> None:
         """What the policy still names is there again, as far as there is room; the rest is gone (I4, I12)."""
         named = {place: value for place, value in in_arena.items() if self.is_open(place[0])}
-        self.truth.current |= named
+        on_ssd = self.truth.current
+        self.truth.older = {p: on_ssd[p] for p, value in named.items() if on_ssd.get(p, value) != value}
+        self.done["records that came back below a newer value"] += len(self.truth.older)
+        self.truth.current = on_ssd | named
         adopted = self.core.adopt(
             decode_snapshot(snapshot), lambda offset, size: checksum(self.arena.view(offset, size)), self.now_ns
         )
@@ -259,7 +268,8 @@ class TwoTierWorld:
             # In a partition that is to go anyway tombstones go before records: the first policy closes it.
             is_back = self.is_open(partition) and value.number in self.truth.dead
             assert not is_back, f"I12: {_short(key)} of {partition.tenant} is back after a restart"
-        self.truth.current = expected
+        self.truth.current, self.truth.older = expected, {}
+        self.truth.graves.clear()  # what was deleted without a tombstone is back, or gone for good
         self.done["entries recovered"] += len(expected)
 
     def step(self) -> None:
@@ -403,7 +413,8 @@ class TwoTierWorld:
         assert not self.on_either(partition, key), "I12: deleted and still found"
         if self.is_open(partition) and value is not None:
             del self.truth.current[partition, key]
-            self.truth.graves.setdefault((partition, key), set()).add(value.number)
+            outdated = {one.number for one in (value, self.truth.older.pop((partition, key), None)) if one is not None}
+            self.truth.graves.setdefault((partition, key), set()).update(outdated)
         self.say(f"{partition.tenant} deletes {_short(key)}: {deleted} there")
         return True
 
@@ -535,6 +546,9 @@ class TwoTierWorld:
             value = self.disk.read(entry.segment.number, entry.block, entry.key)
         except DiskError:
             self.done["read failed"] += 1
+            file = self.disk.files.get(entry.segment.number)
+            record = file.at(entry.block) if file is not None else None
+            self.unreadable |= {record.value.number} if record is not None else set()
         if reading.promotion is not None:
             self._arrive(reading.promotion, value)
         elif reading.relocate is not None:
@@ -552,9 +566,17 @@ class TwoTierWorld:
         is_served = self.core.promote_end(promotion, digest, self.now_ns)
         self.say(f"{_short(ticket.entry.key)} of {index.partition.tenant} comes from SSD: {is_served}")
         if is_served:
+            place = (index.partition, ticket.entry.key)
+            if value is not None and value == self.truth.older.get(place):
+                self.truth.current[place] = self.truth.older[place]
             self.done["promoted"] += 1
+            counters = index.owner.counters
+            held_back = counters.hits_held_back
             pin = self.core.promote_pin(index.partition, ticket.entry.key, self.now_ns)
-            assert pin is not None, "I6: promoted and not readable"
+            if pin is None:
+                assert counters.hits_held_back > held_back, "I6: promoted and not readable"
+                self.done["held back from a borrower"] += 1
+                return
             self._verify(index.partition, ticket.entry.key, pin)
             self.pins.append(pin)
 
@@ -616,7 +638,7 @@ class TwoTierWorld:
 
     def lose_power(self) -> bool:
         """Only what was sealed is sure to be there; a tombstone that was not may be gone too."""
-        sealed = {number for number, file in self.disk.files.items() if file.footer is not None}
+        sealed = {number for number, file in self.disk.files.items() if file.footer is not None} | {_BY_A_CLEAN_STOP}
         self.truth.dead = {value: file for value, file in self.truth.dead.items() if file in sealed}
         self.disk.lose_power()
         self.say("the power fails")
@@ -691,8 +713,27 @@ class TwoTierWorld:
         }
         unsealed = {number for number in open_before & self.disk.files.keys() if self.disk.files[number].footer is None}
         assert not unsealed, f"I7: segments {unsealed} are not sealed after a clean stop"
+        self._deletes_are_durable()
         self.say("a clean stop")
         self.sealed = sealed
+
+    def _deletes_are_durable(self) -> None:
+        """After a clean stop no deleted value may come back, but for those that the index had lost sight of before.
+
+        An entry that could not be read, or whose file could not be removed, is in no index: deleting its key writes no
+        tombstone, and a restart may find it.
+        """
+        doomed = {
+            one.value.number
+            for owner in self.tier.tenants.values()
+            for segment in owner.segments.values()
+            if segment.state is SegmentState.DOOMED and segment.number in self.disk.files
+            for one in self.disk.files[segment.number].written
+            if isinstance(one, Record)
+        }
+        for numbers in self.truth.graves.values():
+            self.truth.dead.update(dict.fromkeys(numbers - doomed - self.unreadable, _BY_A_CLEAN_STOP))
+        self.truth.graves.clear()
 
     def _end_transfers(self) -> None:
         for writing in self.writings:
