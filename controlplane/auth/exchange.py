@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import ColumnElement, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.auth.signing_keys import KeyRing
@@ -33,10 +33,15 @@ _NO_SHA256: Final = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """An API key that has been verified, with its tenant (None for a key of the platform)."""
+    """An API key that has been verified, with its tenant (None for a key of the platform).
+
+    Attributes:
+        lookup: of the secret that was presented: a key that was rotated has two.
+    """
 
     key: models.ApiKey
     tenant: models.Tenant | None
+    lookup: str
 
     @property
     def name(self) -> str:
@@ -66,21 +71,38 @@ async def verify_api_key(session: AsyncSession, secret: str, now: datetime) -> C
     statement = (
         select(models.ApiKey, models.Tenant)
         .outerjoin(models.Tenant, models.ApiKey.tenant_id == models.Tenant.id)
-        .where(models.ApiKey.lookup == lookup)
+        .where(has_lookup(lookup))
     )
     found = (await session.execute(statement)).one_or_none()
-    matches = api_key_matches(secret, found.ApiKey.secret_sha256 if found else _NO_SHA256)
-    if found is None or not matches or is_expired(found.ApiKey, now):
+    matches = api_key_matches(secret, _sha256_of(found.ApiKey, lookup) if found else _NO_SHA256)
+    if found is None or not matches or is_expired(found.ApiKey, lookup, now):
         raise UnauthenticatedError(
             "the API key is not valid",
             reason="API_KEY_INVALID",
             hint="it may be mistyped, expired or deleted, or belong to another deployment; ask for a new one",
         )
-    return Credential(found.ApiKey, found.Tenant)
+    return Credential(found.ApiKey, found.Tenant, lookup)
 
 
-def is_expired(key: models.ApiKey, now: datetime) -> bool:
-    return key.expire_time is not None and key.expire_time <= now
+def has_lookup(lookup: str) -> ColumnElement[bool]:
+    """Selects the API key that has a secret of ``lookup``: its own one, or the one before the last rotation."""
+    return or_(models.ApiKey.lookup == lookup, models.ApiKey.previous_lookup == lookup)
+
+
+def expire_time_of(key: models.ApiKey, lookup: str) -> datetime | None:
+    """When the secret of ``lookup`` expires: with its key, or as the previous one at the end of the overlap."""
+    times = (key.expire_time, None if lookup == key.lookup else key.previous_expire_time)
+    return min((time for time in times if time is not None), default=None)
+
+
+def is_expired(key: models.ApiKey, lookup: str, now: datetime) -> bool:
+    """Whether the secret of ``lookup`` is past its time."""
+    expire_time = expire_time_of(key, lookup)
+    return expire_time is not None and expire_time <= now
+
+
+def _sha256_of(key: models.ApiKey, lookup: str) -> bytes:
+    return key.secret_sha256 if lookup == key.lookup else key.previous_secret_sha256 or _NO_SHA256
 
 
 def require_active(tenant: models.Tenant | None) -> None:
@@ -143,9 +165,10 @@ def issue_token(
     if credential.key.min_issue_time is not None:
         issued_at_s = max(issued_at_s, ceiling_s(credential.key.min_issue_time))
     expires_at_s = issued_at_s + lifetime_s
-    if credential.key.expire_time is not None:
+    expire_time = expire_time_of(credential.key, credential.lookup)
+    if expire_time is not None:
         # Nodes see only the token, so it must not outlive the key. At least a second: an empty life is malformed.
-        expires_at_s = max(min(expires_at_s, int(credential.key.expire_time.timestamp())), issued_at_s + 1)
+        expires_at_s = max(min(expires_at_s, int(expire_time.timestamp())), issued_at_s + 1)
     claims = Claims(
         issuer=key_ring.key_set.issuer,
         subject=credential.name,
@@ -155,7 +178,7 @@ def issue_token(
         role=credential.key.role,
         issued_at_s=issued_at_s,
         expires_at_s=expires_at_s,
-        token_id=credential.key.lookup + secrets.token_hex(TOKEN_ID_RANDOM_BYTES),
+        token_id=credential.lookup + secrets.token_hex(TOKEN_ID_RANDOM_BYTES),
     )
     return sign_token(key_ring.private_key, key_ring.kid, claims), claims
 
@@ -166,11 +189,16 @@ def lookup_of(claims: Claims) -> str:
 
 
 async def note_use(session: AsyncSession, credential: Credential, now: datetime) -> None:
-    """Update ``last_used_time``, at most once a minute: an exchange is frequent and the value is for people."""
-    last_used = models.ApiKey.last_used_time
+    """Note when the secret was last used, at most once a minute: exchanges are frequent and the value is for people."""
+    is_current = credential.lookup == credential.key.lookup
+    known = credential.key.last_used_time if is_current else credential.key.previous_last_used_time
+    due = now - LAST_USED_RESOLUTION
+    if known is not None and known >= due:
+        return
+    last_used = models.ApiKey.last_used_time if is_current else models.ApiKey.previous_last_used_time
     await session.execute(
         update(models.ApiKey)
-        .where(models.ApiKey.uid == credential.key.uid)
-        .where(or_(last_used.is_(None), last_used < now - LAST_USED_RESOLUTION))
-        .values(last_used_time=now)
+        .where(models.ApiKey.uid == credential.key.uid, has_lookup(credential.lookup))
+        .where(or_(last_used.is_(None), last_used < due))  # of many exchanges at a time, one writes
+        .values({last_used: now})
     )

@@ -8,7 +8,7 @@ from typing import Final
 
 from sqlalchemy import or_, select
 
-from controlplane.auth.exchange import Credential, is_expired, lookup_of, require_active
+from controlplane.auth.exchange import Credential, has_lookup, is_expired, lookup_of, require_active
 from controlplane.auth.signing_keys import SigningKeys
 from controlplane.caller import Caller
 from controlplane.clock import Clock, ceiling_s, utc_now
@@ -84,15 +84,15 @@ class TokenVerifier:
                 is_revoked.exists().label("is_revoked"),
             )
             .outerjoin(models.Tenant, models.ApiKey.tenant_id == models.Tenant.id)
-            .where(models.ApiKey.lookup == lookup_of(claims))
+            .where(has_lookup(lookup_of(claims)))
         )
         async with self._database.transaction(scope_of(to_caller(claims))) as session:
             found = (await session.execute(statement)).one_or_none()
         if (
             found is None
-            or Credential(found.ApiKey, found.Tenant).name != claims.subject
+            or Credential(found.ApiKey, found.Tenant, lookup_of(claims)).name != claims.subject
             or found.ApiKey.role is not claims.role
-            or is_expired(found.ApiKey, now)
+            or is_expired(found.ApiKey, lookup_of(claims), now)
             or (found.Tenant is not None and claims.issued_at_s < ceiling_s(found.Tenant.min_issue_time))
         ):
             raise UnauthenticatedError(
