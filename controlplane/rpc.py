@@ -1,9 +1,10 @@
 """The edge between servicer methods and gRPC: whatever a method raises leaves as one well-formed status.
 
 Servicer methods are written as plain coroutines that return a response or raise an error of :mod:`saltern.errors`;
-:func:`unary` and :func:`stream` turn them into what grpc.aio calls. What is not one of ours never reaches the caller:
-it is logged whole and answered with a correlation id, because a traceback can hold anything (SQL, values, secrets).
-What the database driver raises passes through transactions as it is; here it gets its meaning for the caller.
+:func:`unary`, :func:`stream` and :func:`server_stream` turn them into what grpc.aio calls. What is not one of ours
+never reaches the caller: it is logged whole and answered with a correlation id, because a traceback can hold anything
+(SQL, values, secrets). What the database driver raises passes through transactions as it is; here it gets its meaning
+for the caller.
 """
 
 from __future__ import annotations
@@ -64,6 +65,22 @@ def stream(
     ) -> AsyncIterator[_ResponseT]:
         try:
             async for response in method(servicer, requests, context):
+                yield response
+        except Exception as error:
+            await _abort_with(context, error, method.__qualname__)
+
+    return guarded
+
+
+def server_stream(
+    method: Callable[[_ServicerT, _RequestT, Context], AsyncIterator[_ResponseT]],
+) -> Callable[[_ServicerT, _RequestT, Context], AsyncIterator[_ResponseT]]:
+    """Decorate a servicer method that is an asynchronous generator of many responses to one request."""
+
+    @wraps(method)
+    async def guarded(servicer: _ServicerT, request: _RequestT, context: Context) -> AsyncIterator[_ResponseT]:
+        try:
+            async for response in method(servicer, request, context):
                 yield response
         except Exception as error:
             await _abort_with(context, error, method.__qualname__)

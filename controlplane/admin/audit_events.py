@@ -1,22 +1,30 @@
-"""AuditService: reading the audit trail, newest first."""
+"""AuditService: reading the audit trail, newest first in pages or oldest first as an export; keys that verify it."""
 
 # ruff: noqa: N802 (gRPC names the methods)
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
 from sqlalchemy import exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from controlplane.admin.fields import parse_page_size, parse_parent
+from controlplane.admin.fields import parse_integer, parse_page_size, parse_parent, parse_timestamp, to_timestamp
 from controlplane.admin.pages import cut_page, decode_sequence_token, encode_page_token
 from controlplane.admin.resources import to_audit_event
-from controlplane.admin.service import AdminServicer, absent, load_tenant, method
-from controlplane.caller import Caller, authorise
-from controlplane.db.models import PLATFORM_CHAIN, AuditEvent, Tenant
+from controlplane.admin.service import AdminServicer, absent, load_tenant, method, streaming_method
+from controlplane.audit.stretches import PAGE_EVENTS, Stretch, find_stretch, read_events
+from controlplane.caller import Caller, authorise, current_caller
+from controlplane.db.models import PLATFORM_CHAIN, AuditCheckpointKey, AuditEvent, Tenant
 from controlplane.rpc import Context
 from saltern.admin.v1 import audit_pb2, audit_pb2_grpc
+from saltern.audit.lines import ExportedEvent, encode_events
 from saltern.names import TenantId, tenant_name
 from tenants.roles import Permission
+
+_SEQUENCE_MAX: Final = 2**63 - 2
 
 
 class AuditService(AdminServicer, audit_pb2_grpc.AuditServiceServicer):
@@ -46,6 +54,71 @@ class AuditService(AdminServicer, audit_pb2_grpc.AuditServiceServicer):
             audit_events=map(to_audit_event, rows),
             next_page_token=encode_page_token(collection, last.sequence) if last else "",
         )
+
+    @streaming_method
+    async def ExportAuditEvents(
+        self, request: audit_pb2.ExportAuditEventsRequest, context: Context
+    ) -> AsyncIterator[audit_pb2.ExportAuditEventsResponse]:
+        tenant = parse_parent(request.parent)
+        caller = authorise(Permission.AUDIT_READ, tenant)
+        after = parse_integer(request.after_sequence, "after_sequence", 0, _SEQUENCE_MAX)
+        since, until = (
+            parse_timestamp(getattr(request, field), field) if request.HasField(field) else None
+            for field in ("since", "until")
+        )
+        async with self._database.transaction() as session:
+            first = await _first_readable(session, tenant, caller) if tenant else 1
+            stretch = await find_stretch(
+                session, tenant or PLATFORM_CHAIN, max(first, after + 1), since=since, until=until
+            )
+        async for events in self._pages(stretch):
+            yield audit_pb2.ExportAuditEventsResponse(
+                lines=encode_events(events), events=len(events), last_sequence=events[-1].sequence
+            )
+
+    async def _pages(self, stretch: Stretch) -> AsyncIterator[list[ExportedEvent]]:
+        """The events of ``stretch`` in pages; while one is being sent, the database looks for the next."""
+        firsts = range(stretch.first, stretch.last + 1, PAGE_EVENTS)
+        coming: asyncio.Task[list[ExportedEvent]] | None = None
+        try:
+            for first in firsts:
+                events = await (coming or self._page(stretch, first))
+                coming = None
+                if first + PAGE_EVENTS in firsts:
+                    coming = asyncio.create_task(
+                        self._page(stretch, first + PAGE_EVENTS), name="next page of an export"
+                    )
+                    await asyncio.sleep(0)  # it sends its statement before this page is made into lines
+                yield events
+        finally:
+            if coming is not None:
+                coming.cancel()
+                await asyncio.wait({coming})
+
+    async def _page(self, stretch: Stretch, first: int) -> list[ExportedEvent]:
+        async with self._database.transaction() as session:
+            return await read_events(session, stretch.chain, first, stretch.last)
+
+    @method
+    async def ListCheckpointKeys(
+        self, request: audit_pb2.ListCheckpointKeysRequest, context: Context
+    ) -> audit_pb2.ListCheckpointKeysResponse:
+        # Public, but a door that tells anybody anything is one more to watch: whoever may read a trail may have them.
+        authorise(Permission.AUDIT_READ, current_caller().tenant)
+        async with self._database.transaction() as session:
+            rows = await session.scalars(
+                select(AuditCheckpointKey).order_by(AuditCheckpointKey.create_time, AuditCheckpointKey.id)
+            )
+            return audit_pb2.ListCheckpointKeysResponse(checkpoint_keys=map(_to_checkpoint_key, rows))
+
+
+def _to_checkpoint_key(row: AuditCheckpointKey) -> audit_pb2.CheckpointKey:
+    return audit_pb2.CheckpointKey(
+        key_id=row.id,
+        public_key=row.public_key,
+        create_time=to_timestamp(row.create_time),
+        retire_time=to_timestamp(row.retire_time),
+    )
 
 
 async def _first_readable(session: AsyncSession, tenant: TenantId, caller: Caller) -> int:

@@ -144,6 +144,10 @@ def to_audit_event(row: AuditEvent) -> audit_pb2.AuditEvent:
         request_id=row.request_id,
         hash=row.hash,
         previous_hash=row.previous_hash,
+        hash_format=row.hash_format,
+        actor_role=row.actor_role,
+        peer=row.peer,
+        policy_version=row.policy_version,
     )
     if row.before is not None:
         event.before.update(row.before)

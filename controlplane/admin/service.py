@@ -6,7 +6,7 @@ happens or none of it (I11).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import wraps
@@ -148,18 +148,39 @@ def method(
         try:
             return await function(servicer, request, context)
         except PermissionDeniedError as error:
-            caller = current_caller()
-            await servicer._parts.denials.record_denied(
-                error,
-                method=f"{servicer.service}/{function.__name__}",
-                resource=_resource_of(request),
-                tenant=caller.tenant,
-                actor=caller.subject,
-                request_id=getattr(request, "request_id", ""),
-            )
+            await _record_denied(servicer, function.__name__, request, error)
             raise
 
     return rpc.unary(audited)
+
+
+def streaming_method(
+    function: Callable[[_ServicerT, _RequestT, rpc.Context], AsyncIterator[_ResponseT]],
+) -> Callable[[_ServicerT, _RequestT, rpc.Context], AsyncIterator[_ResponseT]]:
+    """As :func:`method`, for one that answers with a stream."""
+
+    @wraps(function)
+    async def audited(servicer: _ServicerT, request: _RequestT, context: rpc.Context) -> AsyncIterator[_ResponseT]:
+        try:
+            async for response in function(servicer, request, context):
+                yield response
+        except PermissionDeniedError as error:
+            await _record_denied(servicer, function.__name__, request, error)
+            raise
+
+    return rpc.server_stream(audited)
+
+
+async def _record_denied(servicer: AdminServicer, method_name: str, request: Any, error: PermissionDeniedError) -> None:
+    caller = current_caller()
+    await servicer._parts.denials.record_denied(
+        error,
+        method=f"{servicer.service}/{method_name}",
+        resource=_resource_of(request),
+        tenant=caller.tenant,
+        actor=caller.subject,
+        request_id=getattr(request, "request_id", ""),
+    )
 
 
 async def load_tenant(session: AsyncSession, tenant: TenantId, caller: Caller, *, change: bool = False) -> Tenant:

@@ -16,6 +16,7 @@ The format is one of each event, so that a chain may go from one to the next: fo
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -34,6 +35,8 @@ _GENESIS_LABEL: Final = "saltern/audit/1/genesis"
 _LABELS: Final = {1: "saltern/audit/1", 2: "saltern/audit/2"}
 _INTEGER_MAX: Final = 2**53  # what JSON readers and google.protobuf.Struct hold exactly
 _DEPTH_MAX: Final = 16
+#: ``frame(sequence, previous hash, canonical form)`` up to the bytes of the canonical form; faster than ``frame``.
+_PLACE: Final = struct.Struct(f"<cQQcQ{HASH_BYTES}scQ")
 #: Names of objects sorted; fields in the order in which they are declared, which below is sorted too.
 _ENCODER: Final = msgspec.json.Encoder(order="deterministic")
 
@@ -83,8 +86,7 @@ class ChainedRecord(msgspec.Struct, frozen=True, gc=False):
     hash_format: int = HASH_FORMAT_NEWEST
 
 
-@dataclass(frozen=True, slots=True)
-class ChainHead:
+class ChainHead(msgspec.Struct, frozen=True, gc=False):
     """The last event of a chain: its sequence (0: none yet) and hash."""
 
     sequence: int
@@ -238,14 +240,17 @@ class ChainWalk:
     def _has_its_hash(self, event: ChainedRecord) -> bool:
         """As :func:`event_hash`, with the part of the frame that all events share made once."""
         prefix = self._prefixes.get(event.hash_format)
-        if prefix is None:
+        if prefix is None or len(event.previous_hash) != HASH_BYTES:
             return False
         try:
             canonical = canonical_bytes(event.record, event.hash_format)
         except InvalidArgumentError:
             return False  # what has no canonical form was never hashed
-        framed = prefix + frame(event.sequence, event.previous_hash, canonical)
-        return hashlib.sha256(framed).digest() == event.hash
+        try:
+            place = _PLACE.pack(b"i", 8, event.sequence, b"b", HASH_BYTES, event.previous_hash, b"b", len(canonical))
+        except struct.error:
+            return False  # no sequence that a frame can hold
+        return hashlib.sha256(prefix + place + canonical).digest() == event.hash
 
 
 def verify(
