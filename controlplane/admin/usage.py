@@ -64,6 +64,7 @@ class UsageService(AdminServicer, usage_pb2_grpc.UsageServiceServicer):
             dram_capacity_bytes=row.dram_capacity_bytes,
             policy_version=row.applied_version,
             last_report_time=to_timestamp(row.last_report_time),
+            tls_server_name=row.tls_server_name,
         )
 
 

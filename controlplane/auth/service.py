@@ -178,6 +178,7 @@ def _encode_exchange(
             shm_path=node.shm_path,
             grpc_endpoint=node.grpc_endpoint,
             host_id=node.host_id,
+            tls_server_name=node.tls_server_name,
         )
         for node in nodes
     )

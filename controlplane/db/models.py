@@ -454,6 +454,7 @@ class Node(Base):
     lease_version: Mapped[int] = mapped_column(default=0, server_default=_ZERO)
     lease_expire_time: Mapped[datetime | None]
     lease_from_time: Mapped[datetime | None]
+    tls_server_name: Mapped[str] = mapped_column(server_default=_EMPTY_TEXT)
 
 
 class QuotaLease(Base):

@@ -37,6 +37,7 @@ def decode_facts(request: node_pb2.RegisterNodeRequest) -> NodeFacts:
         host_id=_text("host_id", endpoint.host_id),
         capacities_bytes=capacities,
         software_version=_text("software_version", request.software_version),
+        tls_server_name=_text("tls_server_name", endpoint.tls_server_name),
     )
 
 

@@ -28,7 +28,11 @@ LOST_AFTER: Final = timedelta(seconds=3 * REPORT_INTERVAL_S)
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What a node says of itself when it registers; capacities in bytes."""
+    """What a node says of itself when it registers; capacities in bytes.
+
+    Attributes:
+        tls_server_name: what its certificate is to be verified by; empty for a node that serves plain text.
+    """
 
     wire_endpoint: str
     shm_path: str
@@ -36,6 +40,7 @@ class NodeFacts:
     host_id: str
     capacities_bytes: Mapping[Tier, int]
     software_version: str
+    tls_server_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ async def register(session: AsyncSession, node: NodeId, facts: NodeFacts, now: d
         "dram_capacity_bytes": facts.capacities_bytes.get(Tier.DRAM, 0),
         "ssd_capacity_bytes": facts.capacities_bytes.get(Tier.SSD, 0),
         "software_version": facts.software_version,
+        "tls_server_name": facts.tls_server_name,
         "applied_version": 0,
         "register_time": now,
         "last_report_time": now,

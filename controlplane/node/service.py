@@ -58,6 +58,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 after={
                     "fencing_epoch": fencing_epoch,
                     "wire_endpoint": facts.wire_endpoint,
+                    "tls_server_name": facts.tls_server_name,
                     "capacities_bytes": {tier.value: size for tier, size in facts.capacities_bytes.items()},
                 },
                 # The shares of every node depend on this one's capacity; and a stream of the node's previous process

@@ -99,6 +99,7 @@ class NodeEndpoint(_message.Message):
     SHM_PATH_FIELD_NUMBER: _builtins.int
     GRPC_ENDPOINT_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
+    TLS_SERVER_NAME_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """{node}"""
     wire_endpoint: _builtins.str
@@ -109,6 +110,10 @@ class NodeEndpoint(_message.Message):
     """host:port of saltern.cache.v1.CacheService"""
     host_id: _builtins.str
     """Random per node process; a client on the same host compares it with what the unix socket answers."""
+    tls_server_name: _builtins.str
+    """The name that the certificate of both TCP doors is for. Empty: the node serves plain text. A client that was told
+    to use TLS never calls such a node.
+    """
     def __init__(
         self,
         *,
@@ -117,10 +122,11 @@ class NodeEndpoint(_message.Message):
         shm_path: _builtins.str = ...,
         grpc_endpoint: _builtins.str = ...,
         host_id: _builtins.str = ...,
+        tls_server_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc_endpoint", b"grpc_endpoint", "host_id", b"host_id", "node_id", b"node_id", "shm_path", b"shm_path", "wire_endpoint", b"wire_endpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc_endpoint", b"grpc_endpoint", "host_id", b"host_id", "node_id", b"node_id", "shm_path", b"shm_path", "tls_server_name", b"tls_server_name", "wire_endpoint", b"wire_endpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
