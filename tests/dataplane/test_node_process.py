@@ -3,68 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from saltern.admin.v1 import credentials_pb2, tenants_pb2, usage_pb2
+from saltern.copy_tuning import tuned
 from saltern.endpoints import Endpoint
 from saltern.errors import PermissionDeniedError, UnauthenticatedError
 from tests.support.control import Control, control_plane, migrate
+from tests.support.served_node import DEADLINE_S, connect, serve_node
 from tests.support.wire_client import WireClient, block, key
-
-DEADLINE_S = 40
-
-
-class NodeProcess:
-    def __init__(self, process: subprocess.Popen[str], ready_file: Path) -> None:
-        self.process = process
-        self.ready_file = ready_file
-
-    async def ready(self) -> dict[str, Any]:
-        """The ready file, once it is there."""
-        async with asyncio.timeout(DEADLINE_S):
-            while self.process.poll() is None:
-                if self.ready_file.exists():
-                    ready: dict[str, Any] = json.loads(self.ready_file.read_text())
-                    assert ready["pid"] == self.process.pid
-                    return ready
-                await asyncio.sleep(0.02)
-        raise AssertionError(self.process.communicate()[1])
-
-    async def end(self) -> tuple[int, str]:
-        """Exit code and everything on stderr."""
-        _, printed = await asyncio.to_thread(self.process.communicate, timeout=DEADLINE_S)
-        return self.process.returncode, printed
-
-
-@contextmanager
-def serve_node(folder: Path, control: str, secret: str | None, *arguments: str) -> Iterator[NodeProcess]:
-    folder.mkdir(exist_ok=True)
-    key_file, ready_file = folder / "node.key", folder / "ready.json"
-    if secret is not None:
-        key_file.write_text(secret)
-    command = [sys.executable, "-m", "saltern", "serve", "node", "--node-id", "node-1", "--control", control]
-    command += ["--api-key-file", str(key_file), "--state-dir", str(folder), "--ready-file", str(ready_file)]
-    command += ["--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]
-    command += ["--dram-bytes", "32MiB", *arguments]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SALTERN_")}
-    with subprocess.Popen(command, env=clean, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield NodeProcess(process, ready_file)
-        finally:
-            process.kill()
 
 
 @pytest.fixture
@@ -74,11 +30,6 @@ async def control(postgres, tmp_path: Path) -> AsyncIterator[Control]:  # type: 
             await running.redeem()
             await running.add_tenant("acme", "chat", limit_bytes=16 * 1024 * 1024)
             yield running
-
-
-def connect(endpoint: str) -> WireClient:
-    host, port = endpoint.rsplit(":", 1)
-    return WireClient(socket.create_connection((host, int(port)), timeout=10))
 
 
 async def node_key(control: Control) -> str:
