@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from saltern.copy_tuning import tuned
 from tests.support.wire_client import WireClient
 
 DEADLINE_S = 40
@@ -56,6 +57,7 @@ def serve_node(
     command += ["--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]
     command += ["--dram-bytes", "32MiB", *arguments]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SALTERN_")}
+    clean |= tuned()  # as `saltern up` does, so that the process does not start itself again
     with subprocess.Popen(command, env=clean, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield NodeProcess(process, ready_file)
