@@ -28,6 +28,12 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--signing-key-max-age", type=DURATION, help="A new key signs tokens after so long: 1h to 366d. [default: 30d]"
 )
+@click.option(
+    "--audit-checkpoint-dir", type=_PATH, help="Folder for signed checkpoints of the audit trail. [in --state-dir]"
+)
+@click.option(
+    "--audit-checkpoint-interval-s", type=float, metavar="SECONDS", help="How often audit chains are signed. [60]"
+)
 @click.option("--ready-file", type=_PATH, help="Written when the process serves, removed when it stops.")
 @click.option("--allow-plaintext", is_flag=True, default=None, help="Listen beyond this host without TLS.")
 def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None, **given: object) -> None:

@@ -28,6 +28,9 @@ from sqlalchemy.exc import SQLAlchemyError
 import migrations
 from controlplane import admin
 from controlplane.audit import DenialLog
+from controlplane.audit.checkpoint_keys import load_checkpoint_key
+from controlplane.audit.checkpoint_sinks import FolderSink
+from controlplane.audit.checkpoints import CheckpointWriter
 from controlplane.auth.bootstrap import ensure_bootstrap
 from controlplane.auth.door import AuthenticationDoor
 from controlplane.auth.key_keeper import KeyKeeper
@@ -51,6 +54,8 @@ from saltern.errors import FailedPreconditionError
 from saltern.node.v1 import node_pb2, node_pb2_grpc
 
 DRAIN_TIMEOUT_S: Final = 10.0
+#: In the state directory, where no other place is named.
+CHECKPOINT_FOLDER: Final = "audit-checkpoints"
 #: Room for the usage of 10,000 tenants in one report; administrative requests have a lower limit of their own.
 MESSAGE_MAX_BYTES: Final = 4 * 1024 * 1024
 _METADATA_MAX_BYTES: Final = 16 * 1024
@@ -153,7 +158,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         database = connect(settings.database_url.get_secret_value())
         stack.push_async_callback(database.close)
         await _require_row_security(database)
-        key_encryption_key, key_ring = await _load_keys(settings, database, clock)
+        key_encryption_key, keys = await _load_keys(settings, database, clock)
         denials = DenialLog(database, clock)
         feed = PolicyFeed(settings.database_url.get_secret_value())
         metrics = ControlMetrics(database, clock)
@@ -202,6 +207,8 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         )
         keeping = asyncio.create_task(keeper.run(), name="key keeper")
         stack.push_async_callback(_cancel, keeping)
+        signing = await _start_checkpoints(settings, database, key_encryption_key, clock)
+        stack.push_async_callback(signing.stop)  # after the drain: the last acts are signed too
         metrics_endpoint = await stack.enter_async_context(serving_metrics(metrics, settings.metrics_listen))
         await server.start()
         control_plane = ControlPlane(
@@ -222,7 +229,9 @@ async def _require_row_security(database: Database) -> None:
         raise database_failure(error) or error from None
 
 
-async def _load_keys(settings: ControlSettings, database: Database, clock: Clock) -> tuple[KeyEncryptionKey, KeyRing]:
+async def _load_keys(
+    settings: ControlSettings, database: Database, clock: Clock
+) -> tuple[KeyEncryptionKey, SigningKeys]:
     """Load what the deployment's secrets hang off; on a fresh database make it, and the bootstrap token."""
     try:
         key_encryption_key = load_key_encryption_key(settings.state_dir, create=not await has_signing_key(database))
@@ -232,6 +241,20 @@ async def _load_keys(settings: ControlSettings, database: Database, clock: Clock
         return key_encryption_key, SigningKeys(database, key_encryption_key, ring, clock)
     except SQLAlchemyError as error:
         raise database_failure(error) or error from None
+
+
+async def _start_checkpoints(
+    settings: ControlSettings, database: Database, key_encryption_key: KeyEncryptionKey, clock: Clock
+) -> CheckpointWriter:
+    sink = FolderSink(settings.audit_checkpoint_dir or settings.state_dir / CHECKPOINT_FOLDER)
+    try:
+        key = await load_checkpoint_key(database, key_encryption_key, clock)
+    except SQLAlchemyError as error:
+        raise database_failure(error) or error from None
+    _log.info("checkpoints of audit chains", key_id=key.id)
+    writer = CheckpointWriter(database, key, sink, clock)
+    writer.start(settings.audit_checkpoint_interval_s)
+    return writer
 
 
 def bind(server: grpc.aio.Server, listen: Endpoint) -> Endpoint:

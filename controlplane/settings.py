@@ -19,6 +19,9 @@ TOKEN_LIFETIME_MIN_S = 5
 SIGNING_KEY_MAX_AGE_DEFAULT_S = 30 * 86400
 SIGNING_KEY_MAX_AGE_MIN_S = 3600
 SIGNING_KEY_MAX_AGE_MAX_S = 366 * 86400
+CHECKPOINT_INTERVAL_DEFAULT_S = 60.0
+CHECKPOINT_INTERVAL_MIN_S = 1.0
+CHECKPOINT_INTERVAL_MAX_S = 600.0
 
 
 class ControlSettings(BaseSettings):
@@ -37,6 +40,10 @@ class ControlSettings(BaseSettings):
             price of more exchanges; 5 s to the hour that verifiers accept. The same on every control plane.
         signing_key_max_age_s: ``SALTERN_SIGNING_KEY_MAX_AGE_S``: a key that has signed tokens for so long is followed
             by a new one; an hour to a year.
+        audit_checkpoint_dir: ``SALTERN_AUDIT_CHECKPOINT_DIR``: where signed checkpoints of the audit trail are kept; a
+            folder of ``state_dir`` if unset. The further from the database, the better.
+        audit_checkpoint_interval_s: ``SALTERN_AUDIT_CHECKPOINT_INTERVAL_S``: how often chains that moved are signed;
+            what is newer than that can be changed unseen.
     """
 
     model_config = SettingsConfigDict(populate_by_name=True, extra="ignore", frozen=True, hide_input_in_errors=True)
@@ -65,6 +72,15 @@ class ControlSettings(BaseSettings):
         ge=SIGNING_KEY_MAX_AGE_MIN_S,
         le=SIGNING_KEY_MAX_AGE_MAX_S,
         validation_alias=AliasChoices("SALTERN_SIGNING_KEY_MAX_AGE_S"),
+    )
+    audit_checkpoint_dir: Path | None = Field(
+        default=None, validation_alias=AliasChoices("SALTERN_AUDIT_CHECKPOINT_DIR")
+    )
+    audit_checkpoint_interval_s: float = Field(
+        default=CHECKPOINT_INTERVAL_DEFAULT_S,
+        ge=CHECKPOINT_INTERVAL_MIN_S,
+        le=CHECKPOINT_INTERVAL_MAX_S,
+        validation_alias=AliasChoices("SALTERN_AUDIT_CHECKPOINT_INTERVAL_S"),
     )
 
     @field_validator("listen", mode="before")

@@ -33,7 +33,7 @@ class Stretch:
 
 
 async def find_stretch(
-    session: AsyncSession, chain: str, first: int, *, since: datetime | None, until: datetime | None
+    session: AsyncSession, chain: str, first: int, *, since: datetime | None = None, until: datetime | None = None
 ) -> Stretch:
     """The stretch of ``chain`` from ``first`` on that begins at ``since`` and ends before ``until``.
 

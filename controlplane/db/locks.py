@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 _AUDIT_CHAIN = 1
 _QUOTAS = 2
 _SIGNING_KEYS = 3
+_CHECKPOINT_KEYS = 4
 
 
 async def lock_audit_chain(session: AsyncSession, chain: str) -> None:
@@ -33,3 +34,8 @@ async def lock_signing_keys(session: AsyncSession) -> None:
 async def try_lock_signing_keys(session: AsyncSession) -> bool:
     """As ``lock_signing_keys``, but without waiting: whether it is held now. Who holds it leads."""
     return bool(await session.scalar(select(func.pg_try_advisory_xact_lock(_SIGNING_KEYS, 0))))
+
+
+async def lock_checkpoint_keys(session: AsyncSession) -> None:
+    """One maker of a key that signs checkpoints at a time."""
+    await session.execute(select(func.pg_advisory_xact_lock(_CHECKPOINT_KEYS, 0)))
