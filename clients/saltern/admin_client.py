@@ -29,6 +29,7 @@ from saltern.admin.v1 import (
     quotas_pb2_grpc,
     salt_policies_pb2_grpc,
     tenants_pb2_grpc,
+    tokens_pb2_grpc,
     usage_pb2_grpc,
 )
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from saltern.admin.v1.quotas_pb2_grpc import QuotaServiceStub
     from saltern.admin.v1.salt_policies_pb2_grpc import SaltPolicyServiceStub
     from saltern.admin.v1.tenants_pb2_grpc import TenantServiceStub
+    from saltern.admin.v1.tokens_pb2_grpc import TokenServiceStub
     from saltern.admin.v1.usage_pb2_grpc import UsageServiceStub
 
 DEADLINE_DEFAULT_MS: Final = 10_000
@@ -199,6 +201,10 @@ class AdminClient:
     @cached_property
     def credentials(self) -> CredentialServiceStub:
         return credentials_pb2_grpc.CredentialServiceStub(self._channel)
+
+    @cached_property
+    def tokens(self) -> TokenServiceStub:
+        return tokens_pb2_grpc.TokenServiceStub(self._channel)
 
     @cached_property
     def audit(self) -> AuditServiceStub:

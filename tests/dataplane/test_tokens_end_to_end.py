@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from saltern.rpc_errors import error_from_rpc
 from saltern.wire import Opcode
 from tests.support.control import Control, bearer, control_plane, migrate, refused
 from tests.support.served_node import connect, serve_node
+from tests.support.token_load import token_load
 from tests.support.wire_client import WireClient, key
 
 LIMIT_S = 30
@@ -117,65 +117,11 @@ def kid_of(token: str) -> str:
     return str(jwt.get_unverified_header(token)["kid"])
 
 
-class Load:
-    """Clients at work in threads: one that never changes its token, and one with a new token for each session."""
-
-    def __init__(self, cluster: Cluster, api_key: str) -> None:
-        self._cluster = cluster
-        self._api_key = api_key
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(work,)) for work in (self._steady, self._changing)]
-        self.kids: list[str] = []
-        self.requests = 0
-        self.failures: list[BaseException | str] = []
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(LIMIT_S)
-
-    def _run(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as failure:
-            self.failures.append(failure)
-
-    def _steady(self) -> None:
-        control = str(self._cluster.control.plane.endpoint)
-        with Client(control=control, api_key=self._api_key, namespace="chat", deadline_ms=20_000) as client:
-            name = client.block_keys([bytes(32)])[0]
-            client.put_many([(name, b"x" * 1000)])
-            while not self._stop.is_set():
-                (result,) = client.get_many([name])
-                self.requests += 1
-                if not isinstance(result, Hit):
-                    self.failures.append(repr(result))
-
-    def _changing(self) -> None:
-        """What a client does when its token runs out, without a pause: any gap of a rotation is met by one of these."""
-        from saltern.exchange import exchange_api_key
-        from saltern.names import NamespaceId
-
-        control = str(self._cluster.control.plane.endpoint)
-        while not self._stop.is_set():
-            token = exchange_api_key(control, self._api_key, NamespaceId("chat"), timeout_ms=20_000).access_token
-            self.kids.append(kid_of(token))
-            for endpoint in self._cluster.wire:
-                self.requests += 1
-                if reason := hello_refusal(endpoint, token):
-                    self.failures.append(reason)
-
-
 async def test_a_rotation_under_load_refuses_nobody(cluster: Cluster) -> None:
     writer = await cluster.control.add_api_key(credentials_pb2.ROLE_WRITER, "acme")
     (old,) = await cluster.states()
-    with Load(cluster, writer) as load:
-        await until(lambda: load.requests > 20)
+    with token_load(str(cluster.control.plane.endpoint), writer, cluster.wire) as load:
+        await until(lambda: len(load.kids) > 20)
         new = await cluster.rotate()
         await until(lambda: new in load.kids)
         signed = len(load.kids)

@@ -14,6 +14,7 @@ from saltern.cli.parameters import API_KEY_ID, DURATION, NAMESPACE, TENANT, TEXT
 from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json, print_messages
 from saltern.cli.secret_file import secret_file
 from saltern.cli.settings import Group, settings_of
+from saltern.cli.signing import revoke_key_tokens, token
 from saltern.cli.stack import connect
 from saltern.names import ApiKeyId, NamespaceId, TenantId, api_key_name, tenant_name
 
@@ -143,14 +144,14 @@ def list_keys(ctx: click.Context, tenant_id: TenantId | None) -> None:
 @yes_option
 @click.pass_context
 def delete(ctx: click.Context, key_id: str, tenant_id: TenantId | None, yes: bool) -> None:
-    """Revoke an API key: no new token is issued for it from now on."""
+    """Delete an API key: no new token is issued for it, and those that it has end at once."""
     from saltern.admin.v1.credentials_pb2 import DeleteApiKeyRequest
     from saltern.admin_client import new_request_id
 
     admin = connect(ctx)
     owner = tenant_id or TenantId(admin.tenant_id)
     name = api_key_name(owner or None, ApiKeyId(key_id))
-    confirm(yes, f"Revoke {name}? Whoever uses it loses access.")
+    confirm(yes, f"Delete {name}? Whoever uses it loses access.")
     admin.call(admin.credentials.DeleteApiKey, DeleteApiKeyRequest(name=name, request_id=new_request_id()))
     if settings_of(ctx).json:
         print_json({})
@@ -158,15 +159,22 @@ def delete(ctx: click.Context, key_id: str, tenant_id: TenantId | None, yes: boo
         click.echo(f"deleted {name}")
 
 
+@key.command("revoke")
+@click.argument("key_id", metavar="KEY", type=API_KEY_ID)
+@_tenant_option
+@yes_option
+@click.pass_context
+def revoke(ctx: click.Context, key_id: str, tenant_id: TenantId | None, yes: bool) -> None:
+    """End every token of an API key at once, on every node; the key stays, and its next token is good."""
+    admin = connect(ctx)
+    owner = tenant_id or TenantId(admin.tenant_id)
+    revoke_key_tokens(ctx, admin, api_key_name(owner or None, ApiKeyId(key_id)), yes=yes)
+
+
 def _parent(admin: AdminClient, tenant_id: TenantId | None) -> str:
     """The resource that owns the keys: the named tenant, else that of the key in use, else the platform ("")."""
     owner = tenant_id or TenantId(admin.tenant_id)
     return tenant_name(owner) if owner else ""
-
-
-@click.group(cls=Group)
-def token() -> None:
-    """Exchange the API key for short-lived tokens."""
 
 
 @token.command("issue")

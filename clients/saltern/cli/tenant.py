@@ -10,6 +10,7 @@ from saltern.cli.confirmation import confirm, yes_option
 from saltern.cli.parameters import TENANT, TEXT
 from saltern.cli.render import Table, enum_word, local_time, print_json, print_message, print_messages
 from saltern.cli.settings import Group, settings_of
+from saltern.cli.signing import revoke_tenant_tokens
 from saltern.cli.stack import connect
 from saltern.names import TenantId, tenant_name
 
@@ -125,6 +126,15 @@ def resume(ctx: click.Context, tenant_id: TenantId) -> None:
     admin = connect(ctx)
     request = ResumeTenantRequest(name=tenant_name(tenant_id), request_id=new_request_id())
     _print(ctx, admin.call(admin.tenants.ResumeTenant, request))
+
+
+@tenant.command("revoke-tokens")
+@click.argument("tenant_id", metavar="TENANT", type=TENANT)
+@yes_option
+@click.pass_context
+def revoke_tokens(ctx: click.Context, tenant_id: TenantId, yes: bool) -> None:
+    """End every token of a tenant at once, on every node; its API keys stay, and their next tokens are good."""
+    revoke_tenant_tokens(ctx, connect(ctx), tenant_id, yes=yes)
 
 
 def _state(item: Tenant) -> str:

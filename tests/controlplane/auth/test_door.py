@@ -51,7 +51,7 @@ async def test_i1_every_bad_token_is_refused_with_its_reason(control: Control) -
 
 async def test_i1_every_method_that_is_not_open_needs_a_token(control: Control) -> None:
     guarded = [service for service in SERVICE_NAMES if service not in OPEN_SERVICES]
-    assert len(guarded) == 8
+    assert len(guarded) == 9
     stubs = (control.tenants, control.namespaces, control.quotas, control.credentials, control.audit, control.usage)
     calls = [getattr(stub, name) for stub in stubs for name in dir(stub) if name[0].isupper()]
     assert len(calls) >= 18
