@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -32,7 +32,7 @@ class ExportedEvent(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields
     after: Mapping[str, Any] | None
     before: Mapping[str, Any] | None
     chain: str
-    event_time: datetime
+    event_time: Annotated[datetime, msgspec.Meta(tz=True)]
     hash: str
     hash_format: int
     method: str
@@ -118,6 +118,10 @@ def decode_event(line: bytes) -> ExportedEvent:
 def is_one_form(line: bytes, event: ExportedEvent) -> bool:
     """Whether ``line`` is what :func:`encode_event` writes for what was read from it: nothing twice, no more."""
     try:
-        return _ENCODER.encode(event) == line
-    except (UnicodeEncodeError, RecursionError):
+        return (
+            event.event_time.tzinfo is UTC
+            and all(bytes.fromhex(digits).hex() == digits for digits in (event.hash, event.previous_hash))
+            and _ENCODER.encode(event) == line
+        )
+    except (ValueError, RecursionError):  # no UTF-8, no hexadecimal digits
         return False

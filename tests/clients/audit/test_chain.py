@@ -79,7 +79,9 @@ def test_the_canonical_forms_are_frozen() -> None:
         event_hash("acme", 1, start.hash, RECORD_OF_FORMAT_1, 1).hex()
         == "8fb000349e28674d5194b10213cd3aa45f3b1474bf8fcda8ad2701eaebe1f76d"
     )
-    assert append("acme", start, RECORD).hash.hex() == "d15dc6cb9b7c5331c0cedf3899a9dc67ce6a69318a7c600ad2e3568aeeeceb42"
+    assert (
+        append("acme", start, RECORD).hash.hex() == "d15dc6cb9b7c5331c0cedf3899a9dc67ce6a69318a7c600ad2e3568aeeeceb42"
+    )
 
 
 def test_a_chain_goes_from_one_format_to_the_next() -> None:
