@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from google.protobuf.empty_pb2 import Empty
 from sqlalchemy import func, or_, select
@@ -17,7 +17,8 @@ from controlplane.admin.pages import cut_page, decode_identifier_token, encode_p
 from controlplane.admin.requests import forget_requests_of_key
 from controlplane.admin.resources import ROLE_FROM_PROTO, to_api_key
 from controlplane.admin.service import AdminServicer, Change, absent, load_tenant, method, require_room
-from controlplane.auth.revocations import end_api_key_tokens
+from controlplane.auth.revocations import end_api_key_tokens, end_tokens
+from controlplane.auth.rotation import OVERLAP_DEFAULT, OVERLAP_MAX, SECRET_LIFE_MIN, rotate
 from controlplane.caller import Caller, authorise
 from controlplane.db.models import DISPLAY_NAME_MAX_CHARS, ApiKey
 from controlplane.rpc import Context
@@ -70,7 +71,7 @@ class CredentialService(AdminServicer, credentials_pb2_grpc.CredentialServiceSer
                     hint="choose another API key id, or delete that key first",
                     metadata={"api_key": key_id},
                 )
-            created = to_api_key(row)
+            created = to_api_key(row, now)
             return Change(
                 tenant=tenant,
                 resource=created.name,
@@ -86,7 +87,7 @@ class CredentialService(AdminServicer, credentials_pb2_grpc.CredentialServiceSer
         tenant, key_id = parse_api_key_name(request.name)
         caller = authorise(Permission.CREDENTIALS_READ, tenant)
         async with self._database.transaction() as session:
-            return to_api_key(await load_api_key(session, tenant, key_id, caller))
+            return to_api_key(await load_api_key(session, tenant, key_id, caller), self._parts.clock())
 
     @method
     async def ListApiKeys(
@@ -94,7 +95,7 @@ class CredentialService(AdminServicer, credentials_pb2_grpc.CredentialServiceSer
     ) -> credentials_pb2.ListApiKeysResponse:
         tenant = parse_parent(request.parent)
         caller = authorise(Permission.CREDENTIALS_READ, tenant)
-        collection = f"{request.parent}/apiKeys"
+        collection, now = f"{request.parent}/apiKeys", self._parts.clock()
         page_size = parse_page_size(request.page_size)
         after = decode_identifier_token(request.page_token, collection)
         async with self._database.transaction() as session:
@@ -108,9 +109,40 @@ class CredentialService(AdminServicer, credentials_pb2_grpc.CredentialServiceSer
             )
             rows, last = cut_page((await session.scalars(statement)).all(), page_size)
         return credentials_pb2.ListApiKeysResponse(
-            api_keys=map(to_api_key, rows),
+            api_keys=[to_api_key(row, now) for row in rows],
             next_page_token=encode_page_token(collection, last.id) if last else "",
         )
+
+    @method
+    async def RotateApiKey(
+        self, request: credentials_pb2.RotateApiKeyRequest, context: Context
+    ) -> credentials_pb2.RotateApiKeyResponse:
+        tenant, key_id = parse_api_key_name(request.name)
+        caller = authorise(Permission.CREDENTIALS_MANAGE, tenant)
+        overlap = _parse_overlap(request)
+        expire_time = self._parse_rotated_expire_time(request)
+        issued = issue_api_key()
+
+        async def act(session: AsyncSession, now: datetime) -> Change[credentials_pb2.RotateApiKeyResponse]:
+            owner = None if tenant is None else await load_tenant(session, tenant, caller, change=True)
+            row = await load_api_key(session, tenant, key_id, caller, change=True)
+            before = to_api_key(row, now)
+            check_etag(request.etag, before.etag, before.name)
+            ended = rotate(row, issued, overlap, now, expire_time=expire_time, end_previous=request.end_previous)
+            if owner is not None:  # nodes see only tokens, which would outlive the secret; none takes the platform's
+                for lookup in ended:
+                    await end_tokens(session, owner, lookup, now)
+            rotated = to_api_key(row, now)
+            return Change(
+                tenant=tenant,
+                resource=rotated.name,
+                response=credentials_pb2.RotateApiKeyResponse(api_key=rotated, secret=issued.secret),
+                replay=credentials_pb2.RotateApiKeyResponse(api_key=rotated),
+                before=before,
+                after=rotated,
+            )
+
+        return await self._change("RotateApiKey", request, credentials_pb2.RotateApiKeyResponse, act)
 
     @method
     async def DeleteApiKey(self, request: credentials_pb2.DeleteApiKeyRequest, context: Context) -> Empty:
@@ -120,7 +152,7 @@ class CredentialService(AdminServicer, credentials_pb2_grpc.CredentialServiceSer
         async def act(session: AsyncSession, now: datetime) -> Change[Empty]:
             owner = None if tenant is None else await load_tenant(session, tenant, caller, change=True)
             row = await load_api_key(session, tenant, key_id, caller)
-            before = to_api_key(row)
+            before = to_api_key(row, now)
             check_etag(request.etag, before.etag, before.name)
             if row.role is Role.PLATFORM_ADMIN:
                 await _require_another_admin(session, row, now)
@@ -139,6 +171,24 @@ class CredentialService(AdminServicer, credentials_pb2_grpc.CredentialServiceSer
         if expire_time <= self._parts.clock():
             raise refused("expire_time", "is in the past", "give a time in the future, or none")
         return expire_time
+
+    def _parse_rotated_expire_time(self, request: credentials_pb2.RotateApiKeyRequest) -> datetime | None:
+        if not request.HasField("expire_time"):
+            return None
+        expire_time = parse_timestamp(request.expire_time, "expire_time")
+        if expire_time < self._parts.clock() + SECRET_LIFE_MIN:
+            raise refused("expire_time", "is less than an hour ahead", "give a later time, or delete the key instead")
+        return expire_time
+
+
+def _parse_overlap(request: credentials_pb2.RotateApiKeyRequest) -> timedelta:
+    if not request.HasField("overlap"):
+        return OVERLAP_DEFAULT
+    seconds = request.overlap.seconds
+    is_whole = request.overlap.nanos == 0
+    if not (is_whole and (seconds == 0 or SECRET_LIFE_MIN.total_seconds() <= seconds <= OVERLAP_MAX.total_seconds())):
+        raise refused("overlap", "is neither 0 nor an hour to 30 days", "give whole seconds, 0 or 3600 to 2592000")
+    return timedelta(seconds=seconds)
 
 
 def _parse_role(value: int, tenant: TenantId | None, caller: Caller) -> Role:
@@ -160,9 +210,13 @@ def _parse_role(value: int, tenant: TenantId | None, caller: Caller) -> Role:
     raise refused("role", "is not one that this owner's keys can have", f"choose one of: {choices}")
 
 
-async def load_api_key(session: AsyncSession, tenant: TenantId | None, key_id: ApiKeyId, caller: Caller) -> ApiKey:
-    """The row of an API key; raises what ``absent`` says if it is not there."""
+async def load_api_key(
+    session: AsyncSession, tenant: TenantId | None, key_id: ApiKeyId, caller: Caller, *, change: bool = False
+) -> ApiKey:
+    """The row of an API key, locked to ``change`` it; raises what ``absent`` says if it is not there."""
     statement = select(ApiKey).where(ApiKey.tenant_id.is_not_distinct_from(tenant), ApiKey.id == key_id)
+    if change:
+        statement = statement.with_for_update()
     row = (await session.scalars(statement)).one_or_none()
     if row is None:
         raise absent(caller, api_key_name(tenant, key_id))

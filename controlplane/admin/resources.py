@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
@@ -120,7 +121,8 @@ def to_salt_policy(tenant: Tenant, row: SaltPolicy) -> salt_policies_pb2.SaltPol
     )
 
 
-def to_api_key(row: ApiKey) -> credentials_pb2.ApiKey:
+def to_api_key(row: ApiKey, now: datetime) -> credentials_pb2.ApiKey:
+    """``now``: decides whether the secret before the last rotation is still one."""
     return credentials_pb2.ApiKey(
         name=api_key_name(TenantId(row.tenant_id) if row.tenant_id else None, ApiKeyId(row.id)),
         display_name=row.display_name,
@@ -128,7 +130,21 @@ def to_api_key(row: ApiKey) -> credentials_pb2.ApiKey:
         create_time=to_timestamp(row.create_time),
         expire_time=to_timestamp(row.expire_time),
         last_used_time=to_timestamp(row.last_used_time),
-        etag=make_etag(row.uid),
+        # The lookup is drawn anew with each rotation.
+        etag=make_etag(row.uid, int(row.lookup, 16)),
+        lookup=row.lookup,
+        rotate_time=to_timestamp(row.rotate_time),
+        previous=_to_previous(row, now),
+    )
+
+
+def _to_previous(row: ApiKey, now: datetime) -> credentials_pb2.PreviousSecret | None:
+    if row.previous_lookup is None or row.previous_expire_time is None or row.previous_expire_time <= now:
+        return None
+    return credentials_pb2.PreviousSecret(
+        lookup=row.previous_lookup,
+        expire_time=to_timestamp(row.previous_expire_time),
+        last_used_time=to_timestamp(row.previous_last_used_time),
     )
 
 

@@ -35,7 +35,7 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 
 @click.group(cls=Group)
 def key() -> None:
-    """Create, list and delete API keys."""
+    """Create, list, rotate and delete API keys: the identities of services and people."""
 
 
 @key.command("create")
@@ -85,6 +85,68 @@ def create(
         click.echo(response.secret)
 
 
+@key.command("rotate")
+@click.argument("key_id", metavar="KEY", type=API_KEY_ID)
+@_tenant_option
+@click.option("--overlap", type=DURATION, help="How long the old secret stays good, 1h to 30d. [24h]")
+@click.option("--no-overlap", is_flag=True, help="End the old secret and its tokens at once.")
+@click.option("--end-previous", is_flag=True, help="End what is left of an earlier rotation's overlap.")
+@click.option("--expires-in", type=DURATION, help="When the key expires from now on, such as 90d; else as before.")
+@click.option("--save", type=_FILE, metavar="FILE", help="Write the secret to FILE (mode 0600) instead of showing it.")
+@yes_option
+@click.pass_context
+def rotate(
+    ctx: click.Context,
+    *,
+    key_id: str,
+    tenant_id: TenantId | None,
+    overlap: timedelta | None,
+    no_overlap: bool,
+    end_previous: bool,
+    expires_in: timedelta | None,
+    save: Path | None,
+    yes: bool,
+) -> None:
+    """Give an API key a new secret at once; the old one stays good for the overlap.
+
+    Move whoever uses the key over to the new secret meanwhile; `saltern key list` shows when each was last used.
+
+    \b
+    saltern key rotate ci --save ci.key.new
+    saltern key rotate ci --no-overlap --end-previous   (both old ones may be known to others)
+    """
+    from saltern.admin.v1.credentials_pb2 import RotateApiKeyRequest
+    from saltern.admin_client import new_request_id
+
+    if no_overlap and overlap is not None:
+        raise click.UsageError("--overlap and --no-overlap exclude each other")
+    admin = connect(ctx)
+    owner = tenant_id or TenantId(admin.tenant_id)
+    name = api_key_name(owner or None, ApiKeyId(key_id))
+    if no_overlap or end_previous:
+        confirm(yes, f"End a secret of {name} now? Whoever uses it loses access.")
+    request = RotateApiKeyRequest(name=name, end_previous=end_previous, request_id=new_request_id())
+    if no_overlap or overlap is not None:
+        request.overlap.FromTimedelta(overlap or timedelta(0))
+    if expires_in is not None:
+        request.expire_time.FromDatetime((datetime.now(UTC) + expires_in).replace(tzinfo=None))
+    with secret_file(save) as write:
+        response = admin.call(admin.credentials.RotateApiKey, request)
+        write(response.secret)
+    previous = response.api_key.previous
+    old = f"the old one is good until {local_time(previous.expire_time)}" if previous.lookup else "the old one is void"
+    if settings_of(ctx).json:
+        shown = message_dict(response)
+        if save is not None:
+            del shown["secret"]
+        print_json(shown)
+    elif save is not None:
+        click.echo(f"rotated {name}; its new secret is in {save}, {old}", err=True)
+    else:
+        click.echo(f"rotated {name}; {old}; its new secret is shown this once:", err=True)
+        click.echo(response.secret)
+
+
 @key.command("redeem-bootstrap")
 @click.option(
     "--token-file",
@@ -119,22 +181,29 @@ def redeem_bootstrap(ctx: click.Context, token_file: Path, save: Path, key_id: s
 @_tenant_option
 @click.pass_context
 def list_keys(ctx: click.Context, tenant_id: TenantId | None) -> None:
-    """List API keys, without their secrets: nobody has those."""
+    """List API keys, without their secrets: nobody has those.
+
+    SECRET is what stands after sk-saltern- in it. A rotated key has a second line while its old secret is good.
+    """
     from saltern.admin.v1.credentials_pb2 import ListApiKeysRequest, Role
 
     admin = connect(ctx)
     request = ListApiKeysRequest(parent=_parent(admin, tenant_id))
     keys: list[ApiKey] = list(admin.iterate(admin.credentials.ListApiKeys, request, "api_keys"))
-    table = Table("KEY", "ROLE", "DISPLAY NAME", "CREATED", "EXPIRES", "LAST USED")
+    table = Table("KEY", "ROLE", "DISPLAY NAME", "SECRET", "CREATED", "EXPIRES", "LAST USED")
     for item in keys:
         table.add(
             item.name.rpartition("/")[2],
             enum_word(Role, item.role, "ROLE_"),
             item.display_name,
-            local_time(item.create_time),
+            item.lookup,
+            local_time(item.rotate_time) or local_time(item.create_time),
             local_time(item.expire_time) or "never",
             local_time(item.last_used_time),
         )
+        if item.HasField("previous"):
+            expires, last_used = local_time(item.previous.expire_time), local_time(item.previous.last_used_time)
+            table.add("", "", "(before its rotation)", item.previous.lookup, "", expires, last_used)
     print_messages(settings_of(ctx), "apiKeys", keys, table)
 
 

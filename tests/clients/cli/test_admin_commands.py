@@ -116,6 +116,27 @@ def test_a_secret_is_shown_once_alone_on_stdout_or_saved(saltern: Saltern, tenan
     assert not SECRET.search(listed.out)
 
 
+def test_a_key_is_rotated_and_both_of_its_secrets_are_listed(saltern: Saltern, tenant: str, tmp_path: Path) -> None:
+    owner = ("--tenant", tenant)
+    old, new = tmp_path / "old.key", tmp_path / "new.key"
+    saltern("key", "create", "ci", *owner, "--role", "writer", "--save", str(old))
+    rotated = saltern("key", "rotate", "ci", *owner, "--overlap", "2h", "--save", str(new))
+    assert rotated.code == 0 and "old one is good until" in rotated.err
+    assert not SECRET.search(rotated.out + rotated.err)
+    for secret in (old, new):
+        assert saltern("usage", "--api-key-file", str(secret)).code == 0
+    listed = saltern("key", "list", *owner)
+    assert [path.read_text()[11:27] in listed.out for path in (new, old)] == [True, True]
+    assert "(before its rotation)" in listed.out and not SECRET.search(listed.out)
+
+    again = saltern("key", "rotate", "ci", *owner)
+    assert again.code == 5 and "--end-previous" in again.err
+    assert saltern("key", "rotate", "ci", *owner, "--overlap", "1h", "--no-overlap").code == 2
+    ended = saltern("key", "rotate", "ci", *owner, "--no-overlap", "--end-previous", "--yes", "-o", "json").json
+    assert SECRET.fullmatch(ended["secret"]) and "previous" not in ended["apiKey"]
+    assert [saltern("usage", "--api-key-file", str(secret)).code for secret in (old, new)] == [4, 4]
+
+
 def test_a_failed_creation_leaves_no_secret_file(saltern: Saltern, tenant: str, tmp_path: Path) -> None:
     path = tmp_path / "key"
     create = ("key", "create", "k", "--role", "reader", "--save", str(path))

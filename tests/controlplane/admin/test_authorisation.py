@@ -102,6 +102,12 @@ TENANT_METHODS: list[tuple[str, str, Permission, Callable[[str], Any]]] = [
     ),
     (
         "credentials",
+        "RotateApiKey",
+        Permission.CREDENTIALS_MANAGE,
+        lambda t: credentials_pb2.RotateApiKeyRequest(name=f"tenants/{t}/apiKeys/ci"),
+    ),
+    (
+        "credentials",
         "DeleteApiKey",
         Permission.CREDENTIALS_MANAGE,
         lambda t: credentials_pb2.DeleteApiKeyRequest(name=f"tenants/{t}/apiKeys/ci"),
@@ -152,6 +158,12 @@ PLATFORM_METHODS: list[tuple[str, str, Permission, Any]] = [
     ),
     ("credentials", "GetApiKey", Permission.CREDENTIALS_READ, credentials_pb2.GetApiKeyRequest(name="apiKeys/node")),
     ("credentials", "ListApiKeys", Permission.CREDENTIALS_READ, credentials_pb2.ListApiKeysRequest()),
+    (
+        "credentials",
+        "RotateApiKey",
+        Permission.CREDENTIALS_MANAGE,
+        credentials_pb2.RotateApiKeyRequest(name="apiKeys/node"),
+    ),
     (
         "credentials",
         "DeleteApiKey",

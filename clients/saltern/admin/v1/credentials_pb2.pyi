@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -68,11 +69,18 @@ class ApiKey(_message.Message):
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     LAST_USED_TIME_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    LOOKUP_FIELD_NUMBER: _builtins.int
+    ROTATE_TIME_FIELD_NUMBER: _builtins.int
+    PREVIOUS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """tenants/{tenant}/apiKeys/{api_key}, or apiKeys/{api_key} for a key of the platform"""
     display_name: _builtins.str
     role: Global___Role.ValueType
     etag: _builtins.str
+    lookup: _builtins.str
+    """The 16 digits after "sk-saltern-" in the secret, with which its tokens' ids begin. They tell which secret somebody holds,
+    and prove nothing.
+    """
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -81,6 +89,14 @@ class ApiKey(_message.Message):
 
     @_builtins.property
     def last_used_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def rotate_time(self) -> _timestamp_pb2.Timestamp:
+        """When the secret was made; unset: with the key."""
+
+    @_builtins.property
+    def previous(self) -> Global___PreviousSecret:
+        """The secret before the last rotation, while it is good."""
+
     def __init__(
         self,
         *,
@@ -91,14 +107,44 @@ class ApiKey(_message.Message):
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         last_used_time: _timestamp_pb2.Timestamp | None = ...,
         etag: _builtins.str = ...,
+        lookup: _builtins.str = ...,
+        rotate_time: _timestamp_pb2.Timestamp | None = ...,
+        previous: Global___PreviousSecret | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "last_used_time", b"last_used_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "previous", b"previous", "rotate_time", b"rotate_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "etag", b"etag", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "name", b"name", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "etag", b"etag", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "lookup", b"lookup", "name", b"name", "previous", b"previous", "role", b"role", "rotate_time", b"rotate_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ApiKey: _TypeAlias = ApiKey  # noqa: Y015
+
+@_typing.final
+class PreviousSecret(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOOKUP_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    LAST_USED_TIME_FIELD_NUMBER: _builtins.int
+    lookup: _builtins.str
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def last_used_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        lookup: _builtins.str = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+        last_used_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "last_used_time", b"last_used_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "last_used_time", b"last_used_time", "lookup", b"lookup"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreviousSecret: _TypeAlias = PreviousSecret  # noqa: Y015
 
 @_typing.final
 class CreateApiKeyRequest(_message.Message):
@@ -154,6 +200,75 @@ class CreateApiKeyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateApiKeyResponse: _TypeAlias = CreateApiKeyResponse  # noqa: Y015
+
+@_typing.final
+class RotateApiKeyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OVERLAP_FIELD_NUMBER: _builtins.int
+    END_PREVIOUS_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """tenants/{tenant}/apiKeys/{api_key}, or apiKeys/{api_key} for a key of the platform"""
+    end_previous: _builtins.bool
+    """End at once what is left of an earlier rotation's overlap; else a rotation during one is refused."""
+    etag: _builtins.str
+    request_id: _builtins.str
+    """A repeated request answers with the key but never again with its secret."""
+    @_builtins.property
+    def overlap(self) -> _duration_pb2.Duration:
+        """How long the secret in use until now stays good, at most 30 days and not past the expiry of the key. 0: it and its
+        tokens end at once. Unset: 24 hours.
+        """
+
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """A new time for the key to expire; unset: as before."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        overlap: _duration_pb2.Duration | None = ...,
+        end_previous: _builtins.bool = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+        etag: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "overlap", b"overlap"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_previous", b"end_previous", "etag", b"etag", "expire_time", b"expire_time", "name", b"name", "overlap", b"overlap", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateApiKeyRequest: _TypeAlias = RotateApiKeyRequest  # noqa: Y015
+
+@_typing.final
+class RotateApiKeyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    API_KEY_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    secret: _builtins.str
+    """The new credential, shown this once: "sk-saltern-..."."""
+    @_builtins.property
+    def api_key(self) -> Global___ApiKey: ...
+    def __init__(
+        self,
+        *,
+        api_key: Global___ApiKey | None = ...,
+        secret: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateApiKeyResponse: _TypeAlias = RotateApiKeyResponse  # noqa: Y015
 
 @_typing.final
 class GetApiKeyRequest(_message.Message):

@@ -27,8 +27,9 @@ if _version_not_supported:
 
 
 class CredentialServiceStub(object):
-    """API keys: the long-lived credentials that are exchanged for short-lived tokens. The secret is shown once, at
-    creation; the service keeps a hash. tenant-admin manages the keys of the tenant, platform-admin all.
+    """API keys: the long-lived credentials that are exchanged for short-lived tokens, each the identity of one program or
+    person: a name, a role, an owner. The secret is shown once, when it is made; the service keeps a hash. tenant-admin
+    manages the keys of the tenant, platform-admin all.
     """
 
     def __init__(self, channel):
@@ -52,6 +53,11 @@ class CredentialServiceStub(object):
                 request_serializer=saltern_dot_admin_dot_v1_dot_credentials__pb2.ListApiKeysRequest.SerializeToString,
                 response_deserializer=saltern_dot_admin_dot_v1_dot_credentials__pb2.ListApiKeysResponse.FromString,
                 _registered_method=True)
+        self.RotateApiKey = channel.unary_unary(
+                '/saltern.admin.v1.CredentialService/RotateApiKey',
+                request_serializer=saltern_dot_admin_dot_v1_dot_credentials__pb2.RotateApiKeyRequest.SerializeToString,
+                response_deserializer=saltern_dot_admin_dot_v1_dot_credentials__pb2.RotateApiKeyResponse.FromString,
+                _registered_method=True)
         self.DeleteApiKey = channel.unary_unary(
                 '/saltern.admin.v1.CredentialService/DeleteApiKey',
                 request_serializer=saltern_dot_admin_dot_v1_dot_credentials__pb2.DeleteApiKeyRequest.SerializeToString,
@@ -60,8 +66,9 @@ class CredentialServiceStub(object):
 
 
 class CredentialServiceServicer(object):
-    """API keys: the long-lived credentials that are exchanged for short-lived tokens. The secret is shown once, at
-    creation; the service keeps a hash. tenant-admin manages the keys of the tenant, platform-admin all.
+    """API keys: the long-lived credentials that are exchanged for short-lived tokens, each the identity of one program or
+    person: a name, a role, an owner. The secret is shown once, when it is made; the service keeps a hash. tenant-admin
+    manages the keys of the tenant, platform-admin all.
     """
 
     def CreateApiKey(self, request, context):
@@ -78,6 +85,14 @@ class CredentialServiceServicer(object):
 
     def ListApiKeys(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateApiKey(self, request, context):
+        """Gives the key a new secret at once. The one before stays good for a while, so that whoever uses the key can be moved
+        over without a gap; a key has at most two.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -107,6 +122,11 @@ def add_CredentialServiceServicer_to_server(servicer, server):
                     request_deserializer=saltern_dot_admin_dot_v1_dot_credentials__pb2.ListApiKeysRequest.FromString,
                     response_serializer=saltern_dot_admin_dot_v1_dot_credentials__pb2.ListApiKeysResponse.SerializeToString,
             ),
+            'RotateApiKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateApiKey,
+                    request_deserializer=saltern_dot_admin_dot_v1_dot_credentials__pb2.RotateApiKeyRequest.FromString,
+                    response_serializer=saltern_dot_admin_dot_v1_dot_credentials__pb2.RotateApiKeyResponse.SerializeToString,
+            ),
             'DeleteApiKey': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteApiKey,
                     request_deserializer=saltern_dot_admin_dot_v1_dot_credentials__pb2.DeleteApiKeyRequest.FromString,
@@ -121,8 +141,9 @@ def add_CredentialServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CredentialService(object):
-    """API keys: the long-lived credentials that are exchanged for short-lived tokens. The secret is shown once, at
-    creation; the service keeps a hash. tenant-admin manages the keys of the tenant, platform-admin all.
+    """API keys: the long-lived credentials that are exchanged for short-lived tokens, each the identity of one program or
+    person: a name, a role, an owner. The secret is shown once, when it is made; the service keeps a hash. tenant-admin
+    manages the keys of the tenant, platform-admin all.
     """
 
     @staticmethod
@@ -196,6 +217,33 @@ class CredentialService(object):
             '/saltern.admin.v1.CredentialService/ListApiKeys',
             saltern_dot_admin_dot_v1_dot_credentials__pb2.ListApiKeysRequest.SerializeToString,
             saltern_dot_admin_dot_v1_dot_credentials__pb2.ListApiKeysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateApiKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/saltern.admin.v1.CredentialService/RotateApiKey',
+            saltern_dot_admin_dot_v1_dot_credentials__pb2.RotateApiKeyRequest.SerializeToString,
+            saltern_dot_admin_dot_v1_dot_credentials__pb2.RotateApiKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,

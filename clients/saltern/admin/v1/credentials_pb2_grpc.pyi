@@ -28,8 +28,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CredentialServiceStub:
-    """API keys: the long-lived credentials that are exchanged for short-lived tokens. The secret is shown once, at
-    creation; the service keeps a hash. tenant-admin manages the keys of the tenant, platform-admin all.
+    """API keys: the long-lived credentials that are exchanged for short-lived tokens, each the identity of one program or
+    person: a name, a role, an owner. The secret is shown once, when it is made; the service keeps a hash. tenant-admin
+    manages the keys of the tenant, platform-admin all.
     """
 
     @_typing.overload
@@ -39,25 +40,35 @@ class CredentialServiceStub:
     CreateApiKey: _grpc.UnaryUnaryMultiCallable[_credentials_pb2.CreateApiKeyRequest, _credentials_pb2.CreateApiKeyResponse]
     GetApiKey: _grpc.UnaryUnaryMultiCallable[_credentials_pb2.GetApiKeyRequest, _credentials_pb2.ApiKey]
     ListApiKeys: _grpc.UnaryUnaryMultiCallable[_credentials_pb2.ListApiKeysRequest, _credentials_pb2.ListApiKeysResponse]
+    RotateApiKey: _grpc.UnaryUnaryMultiCallable[_credentials_pb2.RotateApiKeyRequest, _credentials_pb2.RotateApiKeyResponse]
+    """Gives the key a new secret at once. The one before stays good for a while, so that whoever uses the key can be moved
+    over without a gap; a key has at most two.
+    """
     DeleteApiKey: _grpc.UnaryUnaryMultiCallable[_credentials_pb2.DeleteApiKeyRequest, _empty_pb2.Empty]
     """Revokes the key: no new token is issued for it from now on."""
 
 @_typing.type_check_only
 class CredentialServiceAsyncStub(CredentialServiceStub):
-    """API keys: the long-lived credentials that are exchanged for short-lived tokens. The secret is shown once, at
-    creation; the service keeps a hash. tenant-admin manages the keys of the tenant, platform-admin all.
+    """API keys: the long-lived credentials that are exchanged for short-lived tokens, each the identity of one program or
+    person: a name, a role, an owner. The secret is shown once, when it is made; the service keeps a hash. tenant-admin
+    manages the keys of the tenant, platform-admin all.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateApiKey: _aio.UnaryUnaryMultiCallable[_credentials_pb2.CreateApiKeyRequest, _credentials_pb2.CreateApiKeyResponse]  # type: ignore[assignment]
     GetApiKey: _aio.UnaryUnaryMultiCallable[_credentials_pb2.GetApiKeyRequest, _credentials_pb2.ApiKey]  # type: ignore[assignment]
     ListApiKeys: _aio.UnaryUnaryMultiCallable[_credentials_pb2.ListApiKeysRequest, _credentials_pb2.ListApiKeysResponse]  # type: ignore[assignment]
+    RotateApiKey: _aio.UnaryUnaryMultiCallable[_credentials_pb2.RotateApiKeyRequest, _credentials_pb2.RotateApiKeyResponse]  # type: ignore[assignment]
+    """Gives the key a new secret at once. The one before stays good for a while, so that whoever uses the key can be moved
+    over without a gap; a key has at most two.
+    """
     DeleteApiKey: _aio.UnaryUnaryMultiCallable[_credentials_pb2.DeleteApiKeyRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     """Revokes the key: no new token is issued for it from now on."""
 
 class CredentialServiceServicer(metaclass=_abc_1.ABCMeta):
-    """API keys: the long-lived credentials that are exchanged for short-lived tokens. The secret is shown once, at
-    creation; the service keeps a hash. tenant-admin manages the keys of the tenant, platform-admin all.
+    """API keys: the long-lived credentials that are exchanged for short-lived tokens, each the identity of one program or
+    person: a name, a role, an owner. The secret is shown once, when it is made; the service keeps a hash. tenant-admin
+    manages the keys of the tenant, platform-admin all.
     """
 
     @_abc_1.abstractmethod
@@ -80,6 +91,16 @@ class CredentialServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _credentials_pb2.ListApiKeysRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_credentials_pb2.ListApiKeysResponse, _abc.Awaitable[_credentials_pb2.ListApiKeysResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RotateApiKey(
+        self,
+        request: _credentials_pb2.RotateApiKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_credentials_pb2.RotateApiKeyResponse, _abc.Awaitable[_credentials_pb2.RotateApiKeyResponse]]:
+        """Gives the key a new secret at once. The one before stays good for a while, so that whoever uses the key can be moved
+        over without a gap; a key has at most two.
+        """
 
     @_abc_1.abstractmethod
     def DeleteApiKey(
