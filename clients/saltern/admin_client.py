@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from saltern import rpc_tls
 from saltern.admin.v1 import (
     audit_pb2_grpc,
     credentials_pb2_grpc,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from saltern.admin.v1.tenants_pb2_grpc import TenantServiceStub
     from saltern.admin.v1.tokens_pb2_grpc import TokenServiceStub
     from saltern.admin.v1.usage_pb2_grpc import UsageServiceStub
+    from saltern.tls import ClientTls
 
 DEADLINE_DEFAULT_MS: Final = 10_000
 PAGE_ITEMS: Final = 500
@@ -120,20 +122,27 @@ def new_request_id() -> str:
     return str(uuid.uuid4())
 
 
-def open_channel(endpoint: str) -> grpc.Channel:
-    """Open a channel that ignores proxy variables (a cache never sits behind an HTTP proxy) and service configs."""
-    return grpc.insecure_channel(
-        endpoint,
-        options=[
-            ("grpc.enable_http_proxy", 0),
-            ("grpc.service_config_disable_resolution", 1),
-            ("grpc.max_receive_message_length", MESSAGE_MAX_BYTES),
-        ],
-    )
+def open_channel(endpoint: str, tls: ClientTls | None = None, *, server_name: str | None = None) -> grpc.Channel:
+    """Open a channel that ignores proxy variables (a cache never sits behind an HTTP proxy) and service configs.
+
+    Args:
+        tls, server_name: see :func:`saltern.rpc_tls.open_channel`.
+    """
+    options = [
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.service_config_disable_resolution", 1),
+        ("grpc.max_receive_message_length", MESSAGE_MAX_BYTES),
+    ]
+    return rpc_tls.open_channel(endpoint, tls, options, server_name=server_name)
 
 
 def redeem_bootstrap_token(
-    endpoint: str, token: str, api_key_id: str = "", *, deadline_ms: int = DEADLINE_DEFAULT_MS
+    endpoint: str,
+    token: str,
+    api_key_id: str = "",
+    *,
+    deadline_ms: int = DEADLINE_DEFAULT_MS,
+    tls: ClientTls | None = None,
 ) -> auth_pb2.RedeemBootstrapTokenResponse:
     """Redeem the one-time token of a fresh deployment for its first platform-admin key.
 
@@ -142,7 +151,7 @@ def redeem_bootstrap_token(
         SalternError: the control plane refuses or cannot be reached.
     """
     request = auth_pb2.RedeemBootstrapTokenRequest(bootstrap_token=token, api_key_id=api_key_id)
-    with open_channel(str(parse_endpoint(endpoint, what="control endpoint", port_min=1))) as channel:
+    with open_channel(str(parse_endpoint(endpoint, what="control endpoint", port_min=1)), tls) as channel:
         try:
             return auth_pb2_grpc.AuthServiceStub(channel).RedeemBootstrapToken(request, timeout=deadline_ms / 1000)
         except grpc.RpcError as error:
@@ -156,13 +165,21 @@ class AdminClient:
         endpoint: ``host:port`` of the control plane.
         api_key: exchanged for a control token on the first call and again before that expires.
         deadline_ms: for each call, unless the call names another.
+        tls: whom to trust at the other end; None for plain text. Raises SalternError if its files cannot be used.
     """
 
-    def __init__(self, endpoint: str, api_key: ApiKey, *, deadline_ms: int = DEADLINE_DEFAULT_MS) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        api_key: ApiKey,
+        *,
+        deadline_ms: int = DEADLINE_DEFAULT_MS,
+        tls: ClientTls | None = None,
+    ) -> None:
         self.endpoint = str(parse_endpoint(endpoint, what="control endpoint", port_min=1))
         self._api_key = api_key
         self._deadline_ms = deadline_ms
-        self._channel = open_channel(endpoint)
+        self._channel = open_channel(endpoint, tls)
         self._auth = auth_pb2_grpc.AuthServiceStub(self._channel)
         self._session: auth_pb2.ExchangeApiKeyResponse | None = None
         self._renew_at_s = 0.0

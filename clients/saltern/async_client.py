@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from saltern.breaker import BreakerPolicy
     from saltern.credentials import Credentials
     from saltern.results import Deleted, Error, GetResult, Lookup, Pong, PutResult
+    from saltern.tls import ClientTls
     from saltern.transport.memory import RegisteredBuffer
 
 ResultT = TypeVar("ResultT")
@@ -49,6 +50,7 @@ class AsyncClient:
         deadline_ms: float = DEADLINE_DEFAULT_MS,
         transport: str = "auto",
         sessions_max: int = SESSIONS_MAX_DEFAULT,
+        tls: ClientTls | None = None,
     ) -> Self:
         """Exchange the API key for a token without blocking the loop; arguments and errors as of :class:`Client`."""
         client = await asyncio.to_thread(
@@ -59,6 +61,7 @@ class AsyncClient:
             deadline_ms=deadline_ms,
             transport=transport,
             sessions_max=sessions_max,
+            tls=tls,
         )
         return cls(client, threads_max=sessions_max)
 
@@ -71,10 +74,16 @@ class AsyncClient:
         transport: str = "auto",
         sessions_max: int = SESSIONS_MAX_DEFAULT,
         breaker: BreakerPolicy | None = None,
+        tls: ClientTls | None = None,
     ) -> Self:
         """A client of credentials that exist already; it closes them with itself."""
         client = Client.from_credentials(
-            credentials, deadline_ms=deadline_ms, transport=transport, sessions_max=sessions_max, breaker=breaker
+            credentials,
+            deadline_ms=deadline_ms,
+            transport=transport,
+            sessions_max=sessions_max,
+            breaker=breaker,
+            tls=tls,
         )
         return cls(client, threads_max=sessions_max)
 

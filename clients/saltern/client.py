@@ -61,6 +61,8 @@ from saltern.wire import KEYS_MAX
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from saltern.tls import ClientTls
+
 
 #: Milliseconds for the call, a deadline that runs already, or None for the client's default.
 DeadlineMs: TypeAlias = float | Deadline | None
@@ -82,6 +84,7 @@ class Client:
         deadline_ms: float = DEADLINE_DEFAULT_MS,
         transport: str = "auto",
         sessions_max: int = SESSIONS_MAX_DEFAULT,
+        tls: ClientTls | None = None,
     ) -> None:
         """Exchange the API key for a token; nodes are connected to with the first call.
 
@@ -92,14 +95,16 @@ class Client:
             deadline_ms: for each call in all, unless the call gives its own.
             transport: ``auto`` (shared memory with a node on this host, else TCP), ``shm`` or ``tcp``.
             sessions_max: connections to a node; more threads than that wait for each other.
+            tls: whom to trust at the other end of every TCP connection; None for plain text. With it nothing that
+                speaks plain text is called; :func:`saltern.tls.client_tls_from_environment` reads ``SALTERN_TLS_CA``.
 
         Raises:
             InvalidArgumentError: an argument is malformed.
             UnauthenticatedError, PermissionDeniedError: the key or the namespace is not (or no longer) valid.
             UnavailableError, DeadlineExceededError: the control plane does not answer.
         """
-        credentials = ApiKeyCredentials(control=control, api_key=api_key, namespace=namespace)
-        self._open(credentials, deadline_ms=deadline_ms, transport=transport, sessions_max=sessions_max)
+        credentials = ApiKeyCredentials(control=control, api_key=api_key, namespace=namespace, tls=tls)
+        self._open(credentials, deadline_ms=deadline_ms, transport=transport, sessions_max=sessions_max, tls=tls)
 
     @classmethod
     def from_credentials(
@@ -110,15 +115,22 @@ class Client:
         transport: str = "auto",
         sessions_max: int = SESSIONS_MAX_DEFAULT,
         breaker: BreakerPolicy | None = None,
+        tls: ClientTls | None = None,
     ) -> Self:
         """A client of credentials that exist already; it closes them with itself.
 
         Args:
             breaker: when a node that fails is left alone, and for how long.
+            tls: whom to trust at nodes; None for plain text.
         """
         client = cls.__new__(cls)
         client._open(
-            credentials, deadline_ms=deadline_ms, transport=transport, sessions_max=sessions_max, breaker=breaker
+            credentials,
+            deadline_ms=deadline_ms,
+            transport=transport,
+            sessions_max=sessions_max,
+            breaker=breaker,
+            tls=tls,
         )
         return client
 
@@ -130,6 +142,7 @@ class Client:
         transport: str,
         sessions_max: int,
         breaker: BreakerPolicy | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         if sessions_max < 1:
             raise InvalidArgumentError("sessions_max must be at least 1", reason="INVALID_ARGUMENT")
@@ -148,6 +161,7 @@ class Client:
             sessions_max=sessions_max,
             breaker=breaker or BreakerPolicy(),
             grant=credentials.grant(Deadline(deadline_ms)),
+            tls=tls,
         )
 
     # ---- what this client is -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from saltern.breaker import BreakerPolicy, CircuitBreaker
 from saltern.deadline import Deadline
@@ -29,6 +29,9 @@ from saltern.errors import (
 from saltern.keys import SaltKey
 from saltern.names import NamespaceId, TenantId, parse_namespace_id
 from saltern.wire import ENTRY_MAX_BYTES
+
+if TYPE_CHECKING:
+    from saltern.tls import ClientTls
 
 logger = logging.getLogger("saltern")
 
@@ -48,12 +51,14 @@ class NodeEndpoint:
         wire_endpoint: ``host:port`` of the wire protocol, or empty if it has none.
         shm_path: path of the unix socket of the shared-memory transport, or empty if it has none.
         host_id: what the node must answer for its host; empty accepts any.
+        tls_server_name: what the node's certificate must be for; empty for a node that serves plain text.
     """
 
     node_id: str
     wire_endpoint: str = ""
     shm_path: str = ""
     host_id: str = ""
+    tls_server_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +328,7 @@ class ApiKeyCredentials(RenewingCredentials):
         api_key: the secret as it was shown once.
         namespace: ``{namespace}`` of the key's own tenant; the token is narrowed to it.
         timeout_ms: for each exchange.
+        tls: whom to trust at the other end; None for plain text.
 
     Raises:
         UnauthenticatedError: the key is not (or no longer) valid.
@@ -330,12 +336,20 @@ class ApiKeyCredentials(RenewingCredentials):
         UnavailableError: the control plane does not answer.
     """
 
-    def __init__(self, *, control: str, api_key: str, namespace: str, timeout_ms: int = EXCHANGE_TIMEOUT_MS) -> None:
+    def __init__(
+        self,
+        *,
+        control: str,
+        api_key: str,
+        namespace: str,
+        timeout_ms: int = EXCHANGE_TIMEOUT_MS,
+        tls: ClientTls | None = None,
+    ) -> None:
         namespace_id = parse_namespace_id(namespace)
 
         def exchange(exchange_timeout_ms: int) -> Grant:
             from saltern.exchange import exchange_api_key  # grpc is heavy: only who exchanges pays for its import
 
-            return exchange_api_key(control, api_key, namespace_id, timeout_ms=exchange_timeout_ms)
+            return exchange_api_key(control, api_key, namespace_id, timeout_ms=exchange_timeout_ms, tls=tls)
 
         super().__init__(exchange, source=f"the control plane at {control}", timeout_ms=timeout_ms)

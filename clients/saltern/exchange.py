@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import grpc
 
 from saltern.auth.v1 import auth_pb2
@@ -11,10 +13,16 @@ from saltern.errors import InternalError
 from saltern.keys import KEY_BYTES, SaltKey
 from saltern.names import NamespaceId, TenantId
 from saltern.rpc_errors import error_from_rpc
+from saltern.rpc_tls import open_channel
+
+if TYPE_CHECKING:
+    from saltern.tls import ClientTls
 
 
-def exchange_api_key(control: str, api_key: str, namespace: NamespaceId, *, timeout_ms: int) -> Grant:
-    """Ask AuthService.ExchangeApiKey for a node token and salt keys of one namespace.
+def exchange_api_key(
+    control: str, api_key: str, namespace: NamespaceId, *, timeout_ms: int, tls: ClientTls | None = None
+) -> Grant:
+    """Ask AuthService.ExchangeApiKey for a node token and salt keys of one namespace; over TLS if ``tls`` is given.
 
     One channel for each exchange: there is one every few minutes, and a channel that lives on does not survive a fork.
 
@@ -22,7 +30,7 @@ def exchange_api_key(control: str, api_key: str, namespace: NamespaceId, *, time
         SalternError: what the control plane answered, or UnavailableError or DeadlineExceededError of the channel.
     """
     request = auth_pb2.ExchangeApiKeyRequest(api_key=api_key, audience=auth_pb2.AUDIENCE_NODE, namespace_id=namespace)
-    with grpc.insecure_channel(control) as channel:
+    with open_channel(control, tls, ()) as channel:
         try:
             response = AuthServiceStub(channel).ExchangeApiKey(request, timeout=timeout_ms / 1000)
         except grpc.RpcError as error:
@@ -46,7 +54,8 @@ def grant_from_response(response: auth_pb2.ExchangeApiKeyResponse, namespace: Na
         tenant=TenantId(response.tenant_id),
         namespace=namespace,
         nodes=tuple(
-            NodeEndpoint(node.node_id, node.wire_endpoint, node.shm_path, node.host_id) for node in response.nodes
+            NodeEndpoint(node.node_id, node.wire_endpoint, node.shm_path, node.host_id, node.tls_server_name)
+            for node in response.nodes
         ),
         salts=salts,
         epoch=salts[-1].epoch,

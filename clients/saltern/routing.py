@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from saltern.breaker import BreakerPolicy
 from saltern.credentials import Credentials, Grant, NodeEndpoint
@@ -17,6 +18,10 @@ from saltern.pool import Failure, NodePool
 from saltern.transport.opening import Transport, open_session
 from saltern.transport.registry import BufferRegistry
 from saltern.transport.session import Session
+from saltern.transport.tls import TlsDialer
+
+if TYPE_CHECKING:
+    from saltern.tls import ClientTls
 
 logger = logging.getLogger("saltern")
 
@@ -32,6 +37,7 @@ class Router:
         transport: how to reach nodes.
         sessions_max: open sessions with each node.
         breaker: thresholds of the circuit breaker of each node.
+        tls: whom to trust at the other end of TCP connections; None for plain text.
 
     Attributes:
         grant: the last grant.
@@ -40,13 +46,21 @@ class Router:
     """
 
     def __init__(
-        self, credentials: Credentials, transport: Transport, *, sessions_max: int, breaker: BreakerPolicy, grant: Grant
+        self,
+        credentials: Credentials,
+        transport: Transport,
+        *,
+        sessions_max: int,
+        breaker: BreakerPolicy,
+        grant: Grant,
+        tls: ClientTls | None = None,
     ) -> None:
         self.grant = grant
         self.registry = BufferRegistry()
         self.transport = transport
         self.chosen_transport = ""
         self._credentials = credentials
+        self._tls = None if tls is None else TlsDialer(tls)
         self._sessions_max = sessions_max
         self._breaker_policy = breaker
         self._closed = False
@@ -124,7 +138,7 @@ class Router:
         return pool
 
     def _open_session(self, node: NodeEndpoint, grant: Grant, deadline: Deadline) -> Session:
-        session = open_session(node, grant, self.transport, self.registry, deadline)
+        session = open_session(node, grant, self.transport, self.registry, deadline, tls=self._tls)
         if session.transport != self.chosen_transport:
             self.chosen_transport = session.transport
             logger.info("node %s: session over %s", session.node, session.transport)

@@ -14,6 +14,7 @@ from saltern.transport.registry import BufferRegistry
 from saltern.transport.session import Session
 from saltern.transport.shm import ShmSession
 from saltern.transport.tcp import TcpSession
+from saltern.transport.tls import TlsDialer
 
 logger = logging.getLogger("saltern")
 
@@ -27,9 +28,18 @@ class Transport(StrEnum):
 
 
 def open_session(
-    node: NodeEndpoint, grant: Grant, transport: Transport, registry: BufferRegistry, deadline: Deadline
+    node: NodeEndpoint,
+    grant: Grant,
+    transport: Transport,
+    registry: BufferRegistry,
+    deadline: Deadline,
+    *,
+    tls: TlsDialer | None = None,
 ) -> Session:
     """Open a session over the transport asked for; ``auto`` takes shared memory if the node's own socket is here.
+
+    Args:
+        tls: what the client was told of TLS; None for plain text over TCP. Shared memory never leaves the host.
 
     Raises:
         UnavailableError, DeadlineExceededError: the node is not reachable that way.
@@ -49,7 +59,9 @@ def open_session(
         raise _no_endpoint(node, "shm")
     if not node.wire_endpoint:
         raise _no_endpoint(node, "tcp")
-    return TcpSession.open(node.wire_endpoint, grant, deadline, node_id=node.node_id)
+    return TcpSession.open(
+        node.wire_endpoint, grant, deadline, node_id=node.node_id, tls=tls, server_name=node.tls_server_name
+    )
 
 
 def _is_socket(path: str) -> bool:

@@ -10,9 +10,9 @@ from saltern.deadline import Deadline
 from saltern.errors import StatusCode
 from saltern.results import Hit
 from saltern.transport.address import resolve
-from saltern.transport.connection import Connection
 from saltern.transport.session import FRAME_BYTES, FRAME_KEYS, Session, absent, corrupted
 from saltern.transport.slots import GetSlot, PutSlot, split_frames
+from saltern.transport.tls import TlsDialer, dial
 from saltern.wire import Get, Opcode, Put, checksum, join_sums
 
 #: A get reserves nothing on the node, so that its frames may be larger; the payload of a frame ends at 256 MiB.
@@ -27,15 +27,29 @@ class TcpSession(Session):
     transport: ClassVar[str] = "tcp"
 
     @classmethod
-    def open(cls, wire_endpoint: str, grant: Grant, deadline: Deadline, *, node_id: str) -> TcpSession:
+    def open(
+        cls,
+        wire_endpoint: str,
+        grant: Grant,
+        deadline: Deadline,
+        *,
+        node_id: str,
+        tls: TlsDialer | None = None,
+        server_name: str = "",
+    ) -> TcpSession:
         """Connect and say HELLO.
 
+        Args:
+            tls: what the client was told of TLS; None for plain text.
+            server_name: what the node's certificate must be for; empty for a node that serves plain text.
+
         Raises:
-            UnavailableError, DeadlineExceededError: not reachable in time.
+            UnavailableError, DeadlineExceededError: not reachable in time, or not in the way that the client was told.
             UnauthenticatedError, PermissionDeniedError: the node refused the token.
         """
         address = resolve(wire_endpoint, deadline)
-        connection = Connection(address, deadline, peer=f"node {node_id} at {wire_endpoint}")
+        peer = f"node {node_id} at {wire_endpoint}"
+        connection = dial(address, deadline, peer=peer, tls=tls, server_name=server_name)
         return cls(connection, grant, deadline)
 
     def put(self, slots: Sequence[PutSlot], deadline: Deadline) -> None:
