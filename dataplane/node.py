@@ -53,6 +53,7 @@ from dataplane.settings import NodeSettings, SsdSettings
 from saltern.endpoints import Endpoint
 from saltern.http_door import HttpDoor
 from saltern.names import TenantId
+from saltern.tls_reload import ReloadingTls
 from tenants.policy import NodePolicy
 from tenants.tokens import KeySet
 
@@ -69,6 +70,7 @@ class NodeEndpoints:
     shm_path: str
     host_id: str
     metrics_endpoint: str = ""
+    tls_server_name: str = ""
 
 
 class Node:
@@ -77,11 +79,15 @@ class Node:
     Args:
         settings: checked settings.
         clock: both clocks; tests pass their own.
+
+    Raises:
+        SalternError: a file of ``settings.tls`` or the arena cannot be used.
     """
 
     def __init__(self, settings: NodeSettings, *, clock: Clock | None = None) -> None:
         self.settings: Final = settings
         clock = clock or Clock()
+        self._tls = None if settings.tls is None else ReloadingTls(settings.tls, _log)
         self._arena, folder = open_arena(settings)
         self._clock = clock
         ssd = settings.ssd
@@ -101,7 +107,7 @@ class Node:
             traffic=Traffic(settings.limits, arena_bytes=settings.dram_bytes, clock=clock),
         )
         self._state.blocks.after_put = Trimmer(self._state.traffic.scheduler, self._core, clock).look
-        self._sessions = SessionTable(self._state, settings.limits)
+        self._sessions = SessionTable(self._state, settings.limits, self._tls)
         self._policy_applied_unix_s = 0.0
         #: How the line to the control plane fares; set by whoever holds the line.
         self.control: ControlLink | None = None
@@ -202,19 +208,21 @@ class Node:
             stack.callback(self._sessions.close)
             self._sessions.start()
             grpc_server, grpc_endpoint = await start_grpc_door(
-                self._state, settings.grpc_listen, HealthService(self._health)
+                self._state, settings.grpc_listen, HealthService(self._health), self._tls
             )
             stack.push_async_callback(grpc_server.stop, None)
             for door in doors:
                 door.open()
             identity = self._state.identity
+            advertised = wire_endpoint.advertised(settings.advertise_host)
             endpoints = NodeEndpoints(
                 node_id=identity.node_id,
-                wire_endpoint=str(wire_endpoint.advertised(settings.advertise_host)),
+                wire_endpoint=str(advertised),
                 grpc_endpoint=str(grpc_endpoint.advertised(settings.advertise_host)),
                 shm_path=str(settings.shm_path or ""),
                 host_id=identity.host_id,
                 metrics_endpoint=metrics_endpoint,
+                tls_server_name="" if self._tls is None else settings.tls_server_name or advertised.host,
             )
             try:
                 yield endpoints

@@ -13,6 +13,7 @@ from dataplane.io.host_memory import HugePages
 from saltern.endpoints import Endpoint, check_plaintext
 from saltern.errors import InvalidArgumentError
 from saltern.names import NodeId
+from saltern.tls import ServerTls
 
 MIB: Final = 1024 * 1024
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
@@ -131,6 +132,8 @@ class NodeSettings:
             never, None for :attr:`soft_mark` to choose. What it has reserved stays.
         prefault: take the arena's memory at start instead of at first use.
         allow_plaintext: permit listening on other than loopback addresses without TLS.
+        tls: for the wire door over TCP and the gRPC door; None for plain text. Metrics are plain text in any case.
+        tls_server_name: what clients verify the certificate by; the advertised host if empty.
         metrics_listen: where metrics and health are served over HTTP; None for nowhere.
         metrics_tenants_max: how many tenants metrics name; the others are summed up.
         advertise_host: name or address that clients reach this host by; the listen addresses' own if empty.
@@ -150,6 +153,8 @@ class NodeSettings:
     soft_mark_percent: int | None = None
     prefault: bool = True
     allow_plaintext: bool = False
+    tls: ServerTls | None = None
+    tls_server_name: str = ""
     metrics_listen: Endpoint | None = None
     metrics_tenants_max: int = METRICS_TENANTS_MAX
     advertise_host: str = ""
@@ -160,7 +165,7 @@ class NodeSettings:
 
     def __post_init__(self) -> None:
         """Raises FailedPreconditionError: an address needs TLS; InvalidArgumentError: the arena is too small."""
-        for option, endpoint in self.listening.items():
+        for option, endpoint in self.listening_in_plain_text.items():
             check_plaintext(endpoint, allow_plaintext=self.allow_plaintext, what=option)
         if self.dram_bytes < DRAM_MIN_BYTES:
             raise InvalidArgumentError(
@@ -184,6 +189,13 @@ class NodeSettings:
         """Every address that the node listens at, by the option that sets it."""
         listening = {"--listen": self.listen, "--grpc-listen": self.grpc_listen}
         return listening if self.metrics_listen is None else listening | {"--metrics-listen": self.metrics_listen}
+
+    @property
+    def listening_in_plain_text(self) -> dict[str, Endpoint]:
+        """Those of them whose traffic anybody on the path can read."""
+        if self.tls is None:
+            return self.listening
+        return {} if self.metrics_listen is None else {"--metrics-listen": self.metrics_listen}
 
 
 def parse_mode(text: str) -> int:

@@ -18,7 +18,7 @@ from dataplane.io.exchange import Exchange
 from dataplane.io.letting_go import close_descriptor
 from dataplane.io.regions import RegionTable
 from dataplane.io.session import Session, closes_session
-from dataplane.io.stream import BUFFER_BYTES, READ, TURN, ByteStream, Script
+from dataplane.io.stream import BUFFER_BYTES, READ, TURN, ByteStream, HandshakeError, Script
 from dataplane.io.transfers import Transfers
 from dataplane.metrics.meters import DoorMeter
 from dataplane.settings import SessionLimits
@@ -79,12 +79,17 @@ class Conversation:
     def run(self) -> Script[None]:
         """Answer frames until the client goes or breaks the protocol. Raises PeerGoneError."""
         try:
+            yield from self._stream.open()
             open_for_more = True
             while open_for_more:
                 open_for_more = yield from self._frame()
         except ProtocolError as error:
             # Found while receiving, outside of any one frame.
             yield from self._part(_PING, 0, error, 0)
+        except HandshakeError as error:
+            self.end_reason = error.reason
+            self._exchange.deadline_s = monotonic() + self._exchange.limits.linger_s
+            yield from self._stream.linger(BUFFER_BYTES)  # so that the client gets to read OpenSSL's alert
         finally:
             self._exchange.begun()
             self._regions.close()
@@ -155,7 +160,8 @@ class Conversation:
         self._exchange.expect_nothing()
         if not stream.buffered_bytes:
             # Waiting first saves the system call that would find nothing after almost every reply.
-            yield READ
+            if not stream.hidden_bytes:
+                yield READ
             while not stream.receive():
                 yield READ
             self._alone_until_s = monotonic() + _ALONE_S

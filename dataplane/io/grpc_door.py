@@ -45,6 +45,8 @@ from saltern.keys import KEY_BYTES, BlockKey
 from saltern.names import TenantId
 from saltern.rpc_errors import abort
 from saltern.rpc_intake import MessageLimits, take_in
+from saltern.rpc_tls import server_credentials
+from saltern.tls_reload import ReloadingTls
 from saltern.wire import Opcode
 from tenants.roles import Permission
 
@@ -280,9 +282,12 @@ class TokenFirst(grpc.aio.ServerInterceptor):
 
 
 async def start_grpc_door(
-    node: NodeState, endpoint: Endpoint, health: HealthService
+    node: NodeState, endpoint: Endpoint, health: HealthService, tls: ReloadingTls | None = None
 ) -> tuple[grpc.aio.Server, Endpoint]:
     """Serve CacheService, the node's health and reflection; return the server and where it listens.
+
+    Args:
+        tls: None for plain text.
 
     Raises:
         FailedPreconditionError: the port is taken or the address is not this host's.
@@ -305,7 +310,10 @@ async def start_grpc_door(
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection([CACHE_SERVICE, health_service.SERVICE_NAME, reflection.SERVICE_NAME], server)
     try:
-        port = server.add_insecure_port(str(endpoint))
+        if tls is None:
+            port = server.add_insecure_port(str(endpoint))
+        else:
+            port = server.add_secure_port(str(endpoint), server_credentials(tls))
     except RuntimeError as error:
         raise bind_error(endpoint, "--grpc-listen", OSError(str(error))) from None
     await server.start()

@@ -18,10 +18,13 @@ from dataplane.io.connection import Connection
 from dataplane.io.conversation import Conversation
 from dataplane.io.session import NodeState, Session, too_many_sessions
 from dataplane.io.stream import ByteStream
+from dataplane.io.tls import TlsStream
 from dataplane.metrics.meters import Transport
 from dataplane.settings import SessionLimits
 from saltern import wire
+from saltern.endpoints import Endpoint
 from saltern.names import TenantId
+from saltern.tls_reload import ReloadingTls
 
 _log = structlog.get_logger(__name__)
 _ACCEPTS_PER_EVENT: Final = 32
@@ -30,11 +33,16 @@ _UNIX_BUFFER_BYTES: Final = 2 * 1024 * 1024
 
 
 class SessionTable:
-    """Every connection of the node, whatever its door, and the limits on their number."""
+    """Every connection of the node, whatever its door, and the limits on their number.
 
-    def __init__(self, node: NodeState, limits: SessionLimits) -> None:
+    Args:
+        tls: for connections over TCP; None for plain text. Those over unix sockets never leave the host.
+    """
+
+    def __init__(self, node: NodeState, limits: SessionLimits, tls: ReloadingTls | None = None) -> None:
         self._node = node
         self._limits = limits
+        self._tls = tls
         self._connections: set[Connection] = set()
         #: Those before HELLO, the oldest first.
         self._unopened: dict[Connection, None] = {}
@@ -82,15 +90,15 @@ class SessionTable:
             next(iter(self._unopened)).close("GAVE_WAY")
         if len(self._connections) >= self._limits.sessions_max:
             meter.ended(was_open=False, reason="TOO_MANY_SESSIONS")
-            _refuse(sock)
+            _refuse(sock, says_why=self._tls is None or takes_descriptors)
             return
         sock.setblocking(False)
-        loop = asyncio.get_running_loop()
-        stream = ByteStream(
-            sock,
-            takes_descriptors=takes_descriptors,
-            others_descriptor=_epoll_descriptor(loop),
-        )
+        others = _epoll_descriptor(asyncio.get_running_loop())
+        stream: ByteStream
+        if self._tls is not None and not takes_descriptors:
+            stream = TlsStream(sock, self._tls, peer=_peer_of(sock), others_descriptor=others)
+        else:
+            stream = ByteStream(sock, takes_descriptors=takes_descriptors, others_descriptor=others)
         session = Session(self._node, lambda tenant: self._claim_place(connection, tenant))
         conversation = Conversation(stream, session, self._limits, meter)
         connection = Connection(sock, stream, conversation, self._node.traffic, meter=meter, on_close=self._forget)
@@ -177,12 +185,21 @@ class Door:
         self._pause = loop.call_later(_ACCEPT_PAUSE_S, self.open)
 
 
-def _refuse(sock: socket.socket) -> None:
+def _refuse(sock: socket.socket, *, says_why: bool) -> None:
+    """Close a socket for which there is no room. Over TLS nothing is said: that would take a handshake."""
     error = too_many_sessions("the node has too many sessions open")
     sock.setblocking(False)
     with contextlib.suppress(OSError):
-        sock.send(wire.encode_error_reply(wire.Opcode.PING, 0, error))
+        if says_why:
+            sock.send(wire.encode_error_reply(wire.Opcode.PING, 0, error))
     letting_go.close_descriptor(sock.detach())  # a unix client may have sent descriptors already
+
+
+def _peer_of(sock: socket.socket) -> str:
+    try:
+        return str(Endpoint(*sock.getpeername()[:2]))
+    except OSError:
+        return ""
 
 
 def _epoll_descriptor(loop: asyncio.AbstractEventLoop) -> int | None:

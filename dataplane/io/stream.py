@@ -66,6 +66,14 @@ class PeerGoneError(Exception):
     """The client closed the connection or it broke; there is nobody to answer."""
 
 
+class HandshakeError(Exception):
+    """The client and we did not agree on TLS; ``reason`` is for the log and the metrics."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class ByteStream:
     """One connected socket with a receive buffer.
 
@@ -91,6 +99,8 @@ class ByteStream:
         "_turn_left",
         "progress_s",
     )  # fmt: skip
+    #: Received from the socket and not handed out yet: no event will tell of it. Only TLS holds anything back.
+    hidden_bytes = 0
     #: Shared by every stream of the process: what is drained is never read.
     _drain = memoryview(bytearray(_SCRATCH_BYTES))
 
@@ -115,6 +125,10 @@ class ByteStream:
         self._descriptors: list[int] = []
         self._descriptors_span = (0, 0)
         self._consumed_bytes = 0
+
+    def open(self) -> Script[None]:
+        """What comes before the first frame: nothing here. Raises ProtocolError, PeerGoneError."""
+        yield from ()
 
     @property
     def buffered_bytes(self) -> int:
