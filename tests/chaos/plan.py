@@ -77,7 +77,8 @@ def _draw_aim(rng: Random, way: str) -> Aim | None:
         case "while a segment is reclaimed":
             return Aim("unlink", rng.randint(1, 4), moment)
         case "during recovery":
-            return Aim(rng.choice(["open", "read_at", "read_at", "truncate", "sync"]), rng.randint(1, 12), moment)
+            operation = rng.choice(["open", "read_at", "read_at", "truncate"])
+            return Aim(operation, 1 if operation == "truncate" else rng.randint(1, 12), moment)
         case "while a policy is applied":
             return Aim("evict_down_to_limit", rng.randint(4, 9), moment)
     return None

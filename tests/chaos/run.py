@@ -66,7 +66,8 @@ class ChaosRun:
 
     def __init__(self, deployment: Deployment, seed: int, resources: ExitStack, say: Callable[[str], None]) -> None:
         self._deployment = deployment
-        self._rng = Random(seed)
+        self._plan = Random(seed)
+        self._rng = Random(f"{seed}, and what depends on processes")
         self._say = say
         self._resources = resources
         self.totals = Totals()
@@ -86,7 +87,7 @@ class ChaosRun:
         while self.totals.kills.total() < kills:
             self._with_ssd = self.totals.kills.total() < kills - without_ssd
             before = self.totals.kills.total()
-            self._live(draw_life(self._rng, with_ssd=self._with_ssd))
+            self._live(draw_life(self._plan, with_ssd=self._with_ssd))
             for number in range(before + 1, self.totals.kills.total() + 1):
                 if number % 10 == 0 or number == kills:
                     self._say(self._progress(number, kills))

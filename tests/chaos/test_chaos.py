@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from random import Random
 
+import pytest
+
 from tests.chaos.__main__ import summary, table
 from tests.chaos.aim import Aim
 from tests.chaos.deployment import running_deployment
@@ -14,6 +16,7 @@ from tests.chaos.run import ChaosRun
 KILLS = 6
 
 
+@pytest.mark.timeout(300)
 def test_i7_i8_i10_kill_9_under_load_loses_nothing_that_was_promised() -> None:
     lines: list[str] = []
     with ExitStack() as resources:

@@ -13,10 +13,10 @@ from saltern.keys import SaltKey
 
 MIB: Final = 1024 * 1024
 BLOCK_BYTES: Final = 64 * 1024
-#: Blocks of one prompt, and prompts that the victim comes back to: 40 MiB, in a reservation of 64 MiB.
+#: Blocks of one prompt, and prompts that the victim comes back to: 40 MiB, in a reservation of 80 MiB.
 CHAIN_BLOCKS: Final = 8
 CHAINS: Final = 80
-RESERVED_BYTES: Final = 64 * MIB
+RESERVED_BYTES: Final = 80 * MIB
 #: The flooding tenant may have all of it; what the victim has reserved is taken from that.
 CAPACITY_BYTES: Final = 256 * MIB
 TIMES_THE_RATE: Final = 4
