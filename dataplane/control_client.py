@@ -43,6 +43,8 @@ from saltern.errors import (
 )
 from saltern.node.v1 import node_pb2, node_pb2_grpc
 from saltern.rpc_errors import error_from_rpc
+from saltern.rpc_tls import open_aio_channel
+from saltern.tls import ClientTls
 from tenants.policy import NodePolicy
 from tenants.tokens import KeySet
 
@@ -89,6 +91,7 @@ class Registration:
     host_id: str
     dram_capacity_bytes: int
     ssd_capacity_bytes: int = 0
+    tls_server_name: str = ""
 
 
 class ControlClient(AbstractAsyncContextManager["ControlClient"]):
@@ -98,6 +101,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         endpoint: ``host:port`` of the control plane.
         api_key: of the role node; exchanged for short-lived tokens.
         kept: where every applied policy is kept for a restart (I9); None for nowhere, and then it is served for ever.
+        tls: whom to trust at the other end; None for plain text.
     """
 
     def __init__(
@@ -107,8 +111,10 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         registration: Registration,
         node: PolicySink,
         kept: PolicyFile | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         self._endpoint = endpoint
+        self._tls = tls
         self._api_key = api_key
         self._registration = registration
         self._node = node
@@ -128,7 +134,8 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         self.has_policy = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._channel = grpc.aio.insecure_channel(self._endpoint, options=_CHANNEL_OPTIONS)
+        """Raises SalternError: a file of ``tls`` cannot be used."""
+        self._channel = open_aio_channel(self._endpoint, self._tls, _CHANNEL_OPTIONS)
         self._auth = auth_pb2_grpc.AuthServiceStub(self._channel)
         self._nodes = node_pb2_grpc.NodeServiceStub(self._channel)
         return self
@@ -351,6 +358,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                 grpc_endpoint=facts.grpc_endpoint,
                 shm_path=facts.shm_path,
                 host_id=facts.host_id,
+                tls_server_name=facts.tls_server_name,
             ),
             capacities=capacities,
             software_version=version("saltern-server"),

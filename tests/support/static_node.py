@@ -32,6 +32,7 @@ from dataplane.node import Node, NodeEndpoints
 from dataplane.settings import ArenaSettings, NodeSettings, SessionLimits, SsdSettings
 from saltern.endpoints import Endpoint
 from saltern.names import NamespaceId, NodeId, TenantId
+from saltern.tls import ServerTls
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
 from tenants.quota import Tier, TierQuota
 from tenants.roles import Role
@@ -174,6 +175,7 @@ def static_node(
     arena: ArenaSettings | None = None,
     drain_s: float = 5.0,
     metrics_tenants_max: int | None = None,
+    tls: ServerTls | None = None,
 ) -> Iterator[StaticNode]:
     """Run a node with the given tenants (one tenant ``acme`` with the namespace ``chat`` by default).
 
@@ -195,6 +197,7 @@ def static_node(
             drain_s=drain_s,
             metrics_listen=None if metrics_tenants_max is None else Endpoint("127.0.0.1", 0),
             metrics_tenants_max=metrics_tenants_max or 0,
+            tls=tls,
         )
         node = Node(settings, clock=clock)
         ready = threading.Event()
