@@ -111,6 +111,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         registration: Registration,
         node: PolicySink,
         kept: PolicyFile | None = None,
+        *,
         tls: ClientTls | None = None,
     ) -> None:
         self._endpoint = endpoint
