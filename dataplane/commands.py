@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import secrets
@@ -20,6 +19,7 @@ import structlog
 from dataplane.control_client import ControlClient, Registration
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
+from dataplane.io import garbage
 from dataplane.io.host_memory import HugePages
 from dataplane.log import configure_logging
 from dataplane.node import Node, NodeEndpoints, raise_descriptor_limit
@@ -226,8 +226,7 @@ def serve_node(
     configure_logging(settings.node_id)
     raise_descriptor_limit()
     kept = PolicyFile(state_dir, settings.node_id, policy_max_age.total_seconds())
-    gc.collect()
-    gc.freeze()  # what the imports made stays: looking through it holds up every session for 10 ms
+    garbage.settle()
     asyncio.run(_serve(settings, control, api_key, kept=kept, control_wait_s=control_wait_s, ready_file=ready_file))
 
 
@@ -267,6 +266,9 @@ async def _serve(
     node = Node(settings)
     async with AsyncExitStack() as stack:
         endpoints = await stack.enter_async_context(node.serving())
+        passes = garbage.IdlePasses(lambda: node.turns)
+        passes.start()
+        stack.callback(passes.close)
         registration = Registration(
             node_id=settings.node_id,
             wire_endpoint=endpoints.wire_endpoint,
@@ -285,6 +287,7 @@ async def _serve(
         stack.push_async_callback(_cancel, following)
         if not await _until(stop, _first_policy(client, control)):
             return
+        garbage.settle()  # once more: DRAM that was adopted with the first policy may be a million new objects
         if ready_file is not None:
             write_ready_file(ready_file, endpoints)
             stack.callback(ready_file.unlink, missing_ok=True)

@@ -125,6 +125,11 @@ class Node:
         return self._state.traffic.tenants
 
     @property
+    def turns(self) -> int:
+        """How many turns sessions and calls have had; only ever grows."""
+        return self._state.traffic.scheduler.turns
+
+    @property
     def session_count(self) -> int:
         return len(self._sessions)
 

@@ -38,9 +38,12 @@ def open_partition(
         raise namespace_not_available(requested_namespace)
     partition = _name_partition(claims_tenant, requested_namespace, namespace.uid, epoch)
     refused = check_partition(policy, partition)
-    if refused is not None:
+    if refused is None:
+        return partition
+    try:
         raise refused
-    return partition
+    finally:
+        del refused  # an error whose own traceback leads to it would be left to the garbage collector
 
 
 def restore_partition(

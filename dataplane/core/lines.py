@@ -33,6 +33,11 @@ class Place:
         self.refusal: SalternError | None = None
         self.wake: Callable[[], None] = _nobody
 
+    def take_refusal(self) -> SalternError | None:
+        """Return why it was refused and forget it: kept, the error's traceback would lead back to it for ever."""
+        refusal, self.refusal = self.refusal, None
+        return refusal
+
 
 class Line:
     """Places in order. Whoever was let in holds up the next until :meth:`leave`: only then is known what it costs."""

@@ -53,8 +53,12 @@ class CallPace:
             began_ns = monotonic_ns()
             await _wait(place)
             traffic.throttled_ns += monotonic_ns() - began_ns
-            if place.refusal is not None:
-                raise place.refusal
+            refusal = place.take_refusal()
+            if refusal is not None:
+                try:
+                    raise refusal
+                finally:
+                    del refusal  # what its own traceback leads to would be left to the garbage collector
         if moves_entries:
             self._flight_place = place = traffic.enter_flight()
             if place is not None:

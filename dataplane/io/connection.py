@@ -86,6 +86,8 @@ class Connection:
         finally:
             self._stream.close()
             self._on_close(self)
+            # It leads back here, by its session and by what wakes it: a cycle of 20 objects for the collector to find.
+            del self.conversation
 
     def take(self, turn_bytes: int, *, is_alone: bool) -> int:
         """Go on until the script waits or has had its turn; return the work done (see :mod:`dataplane.core.work`)."""

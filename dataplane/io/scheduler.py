@@ -58,6 +58,8 @@ class Scheduler:
         self._last: Turn | None = None
         self._last_flow: Flow[Turn] | None = None
         self._turns_in_a_row = 0
+        #: How many were taken; only ever grows.
+        self.turns = 0
 
     @property
     def waiting(self) -> int:
@@ -133,6 +135,7 @@ class Scheduler:
             flow, turn = queue.pop()
             is_alone = turn is self._last and not len(queue)
             self._last = turn
+            self.turns += 1
             work = TURN_WORK + turn.take(self._length(flow), is_alone=is_alone)
             queue.charge(flow, work)
             left -= work
