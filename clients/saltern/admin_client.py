@@ -296,6 +296,22 @@ class AdminClient:
             request = page
             request.page_token = next_page_token  # type: ignore[attr-defined]
 
+    def stream(
+        self, method: grpc.UnaryStreamMultiCallable[RequestT, ResponseT], request: RequestT
+    ) -> Iterator[ResponseT]:
+        """Iterate over the answers of ``method``, for as long as they come: a stream has no deadline.
+
+        Raises:
+            SalternError: as :meth:`call`; also after some answers, when the stream breaks.
+        """
+        call = method(request, metadata=_bearer(self._current_session(None)))
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, endpoint=self.endpoint) from None
+        finally:
+            call.cancel()
+
     def _current_session(self, deadline_ms: int | None) -> auth_pb2.ExchangeApiKeyResponse:
         session = self._session
         if session is None or time.monotonic() >= self._renew_at_s:

@@ -36,7 +36,7 @@ _EPILOG = (
     "Commands find a local `saltern up` by themselves. Elsewhere: --control HOST:PORT --api-key-file FILE. "
     'Completion: eval "$(_SALTERN_COMPLETE=bash_source saltern)" (or zsh_source, fish_source). '
     "Exit codes: 0 done, 1 internal, 2 usage, 3 not found or not permitted, 4 not authenticated, 5 precondition, "
-    "6 quota, 7 unavailable, 130 interrupted."
+    "6 quota, 7 unavailable, 8 an audit trail that does not verify, 130 interrupted."
 )
 
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from saltern.cli.audit_export import export
+from saltern.cli.audit_verify import verify
 from saltern.cli.parameters import TENANT
-from saltern.cli.render import Table, enum_word, local_time, print_messages
+from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json, print_messages
 from saltern.cli.settings import Group, settings_of
 from saltern.cli.stack import connect
 from saltern.names import TenantId, tenant_name
@@ -20,7 +22,7 @@ _LIMIT_MAX_ITEMS = 1_000_000
 
 @click.group(cls=Group)
 def audit() -> None:
-    """Read the audit trail."""
+    """Read, export and verify the audit trail."""
 
 
 @audit.command("list")
@@ -43,15 +45,42 @@ def list_events(ctx: click.Context, tenant_id: TenantId | None, platform: bool, 
     events: list[AuditEvent] = list(
         admin.iterate(admin.audit.ListAuditEvents, request, "audit_events", limit_items=limit_items)
     )
-    table = Table("#", "TIME", "ACTOR", "METHOD", "RESOURCE", "OUTCOME", "REASON", right=("#",))
+    table = Table("#", "TIME", "ACTOR", "FROM", "METHOD", "RESOURCE", "OUTCOME", "REASON", right=("#",))
     for item in events:
         table.add(
             item.name.rpartition("/")[2],
             local_time(item.event_time),
             item.actor,
+            item.peer,
             item.method.rpartition(".")[2],
             item.resource,
             enum_word(item.Outcome, item.outcome, "OUTCOME_"),
             item.reason,
         )
     print_messages(settings_of(ctx), "auditEvents", events, table)
+
+
+@audit.command("public-key")
+@click.pass_context
+def public_key(ctx: click.Context) -> None:
+    """Print the public keys that verify checkpoints, as PEM; `saltern audit verify` takes them offline.
+
+    Get them once, over a connection that you trust, and keep them where those who run the database cannot write:
+    whoever replaces them decides what verifies.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    from saltern.admin.v1.audit_pb2 import ListCheckpointKeysRequest
+    from saltern.audit.checkpoints import encode_public_keys
+
+    admin = connect(ctx)
+    keys = admin.call(admin.audit.ListCheckpointKeys, ListCheckpointKeysRequest()).checkpoint_keys
+    if settings_of(ctx).json:
+        print_json({"checkpointKeys": [message_dict(key) for key in keys]})
+    else:
+        pem = encode_public_keys(Ed25519PublicKey.from_public_bytes(key.public_key) for key in keys)
+        click.echo(pem, nl=False)
+
+
+audit.add_command(export)
+audit.add_command(verify)

@@ -11,6 +11,7 @@ code  means
 5     the state does not allow it: exists already, changed meanwhile, precondition not met
 6     a quota or limit refused it
 7     unavailable, or no answer within the deadline; the same command may work later
+8     an audit trail does not verify: it or its checkpoints were changed
 130   interrupted
 ====  =====================================================================================
 """
@@ -25,6 +26,7 @@ from saltern.errors import SalternError, StatusCode
 EXIT_OK: Final = 0
 EXIT_INTERNAL: Final = 1
 EXIT_USAGE: Final = 2
+EXIT_NOT_VERIFIED: Final = 8
 EXIT_INTERRUPTED: Final = 130
 
 _EXIT_CODES: Final[dict[StatusCode, int]] = {
