@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, Literal
 
-from sqlalchemy import URL, Connection, event, func, select, text
+from sqlalchemy import URL, Connection, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
@@ -27,6 +27,9 @@ _STATEMENT_TIMEOUT_MS = 10_000
 _LOCK_TIMEOUT_MS = 5_000
 _IDLE_IN_TRANSACTION_TIMEOUT_MS = 30_000
 _SCOPE: Final = "scope"  # in ``Session.info``
+#: Until the end of the transaction. For the driver as it stands: every transaction pays for it, and building it from
+#: expressions takes as long again as the round trip.
+_SET_TENANT: Final = f"SELECT set_config('{TENANT_SETTING}', %s, true)"
 
 
 class _ScopedSession(Session):
@@ -37,7 +40,7 @@ class _ScopedSession(Session):
 def _set_scope(session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
     scope: Scope | None = session.info[_SCOPE]
     if scope is not None:  # none set is none allowed: the setting of a transaction ends with it
-        connection.execute(select(func.set_config(TENANT_SETTING, setting_of(scope), True)))
+        connection.exec_driver_sql(_SET_TENANT, (setting_of(scope),))
 
 
 class Database:
@@ -91,7 +94,7 @@ class Database:
 async def narrow(session: AsyncSession, scope: TenantScope) -> None:
     """From here on the transaction may touch the rows of one tenant only: once it is known whose it is (I2)."""
     session.info[_SCOPE] = scope
-    await session.execute(select(func.set_config(TENANT_SETTING, setting_of(scope), True)))
+    await (await session.connection()).exec_driver_sql(_SET_TENANT, (setting_of(scope),))
 
 
 def connect(url: str | URL, *, pool_connections: int = 10) -> Database:
