@@ -8,6 +8,7 @@ are copied), or each would cost a record and a system call of its own.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
@@ -87,13 +88,9 @@ class TlsSocket(ssl.SSLSocket):
         """Whether nothing has come and the peer is there: neither decrypted bytes nor anything below them."""
         if self.pending():
             return False
-        try:
-            socket.socket.recv(self, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        arrival = select.poll()  # a socket with a timeout would wait for it, MSG_DONTWAIT or not
+        arrival.register(self, select.POLLIN)
+        return not arrival.poll(0)
 
     def interrupt(self) -> None:
         """End both directions below TLS, from any thread: whoever waits in a call gets an error."""
