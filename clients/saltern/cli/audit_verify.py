@@ -14,7 +14,7 @@ import click
 from saltern.cli.failure import EXIT_NOT_VERIFIED, EXIT_OK, one_line
 from saltern.cli.parameters import TENANT
 from saltern.cli.render import print_json
-from saltern.cli.settings import settings_of
+from saltern.cli.settings import Command, settings_of
 from saltern.errors import InvalidArgumentError, NotFoundError
 from saltern.names import TenantId
 
@@ -25,7 +25,7 @@ _PATH: Final = click.Path(path_type=Path)
 _SHOWN_FINDINGS: Final = 20
 
 
-@click.command("verify")
+@click.command("verify", cls=Command)
 @click.argument("exports", metavar="EXPORT...", nargs=-1, required=True)
 @click.option(
     "--checkpoints", "checkpoint_paths", type=_PATH, multiple=True, required=True, metavar="FOLDER|FILE",
