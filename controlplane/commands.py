@@ -83,7 +83,8 @@ def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None
     "--database-url",
     metavar="URL",
     envvar="SALTERN_DATABASE_URL",
-    help="A PostgreSQL to use instead of a private one; with a password in it, set SALTERN_DATABASE_URL instead.",
+    help="A PostgreSQL to use instead of a private one; with a password in it, set SALTERN_DATABASE_URL instead. "
+    "The role that owns the schema goes into SALTERN_MIGRATION_DATABASE_URL.",
 )
 def up(
     *, data_dir: Path | None, nodes: int, dram: int, ssd: int | None, warm: bool, ports: str, database_url: str | None

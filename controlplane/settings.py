@@ -32,8 +32,8 @@ class ControlSettings(BaseSettings):
         metrics_listen: ``SALTERN_CONTROL_METRICS_LISTEN``: where metrics are served over HTTP; None, or the text
             ``off``, for nowhere.
         database_url: ``SALTERN_DATABASE_URL``: the application role, without BYPASSRLS.
-        migration_database_url: ``SALTERN_MIGRATION_DATABASE_URL``: the role that owns the schema; the application
-            role if unset.
+        migration_database_url: ``SALTERN_MIGRATION_DATABASE_URL``: the role that owns the schema; unset where the
+            schema is that of this release already.
         state_dir: ``SALTERN_STATE_DIR``: holds the key-encryption key and, until it is redeemed, the bootstrap token.
         allow_plaintext: ``SALTERN_ALLOW_PLAINTEXT``: listen beyond this host without TLS.
         token_lifetime_s: ``SALTERN_TOKEN_LIFETIME_S``: a shorter one ends the use of a revoked key sooner, at the
