@@ -35,14 +35,18 @@ _PATH = click.Path(path_type=Path)
     "--audit-checkpoint-interval-s", type=float, metavar="SECONDS", help="How often audit chains are signed. [60]"
 )
 @click.option("--ready-file", type=_PATH, help="Written when the process serves, removed when it stops.")
+@click.option("--tls-cert", type=_PATH, help="Certificate and chain, PEM; read again when it changes. [plain text]")
+@click.option("--tls-key", type=_PATH, help="Its private key; nobody else may read it.")
+@click.option("--tls-client-ca", type=_PATH, help="Turn away clients without a certificate of this authority.")
 @click.option("--allow-plaintext", is_flag=True, default=None, help="Listen beyond this host without TLS.")
 def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None, **given: object) -> None:
     """Serve the control plane over a Postgres database.
 
     Every option but --ready-file can come from the environment instead: SALTERN_CONTROL_LISTEN,
     SALTERN_CONTROL_METRICS_LISTEN, SALTERN_DATABASE_URL, SALTERN_MIGRATION_DATABASE_URL, SALTERN_STATE_DIR,
-    SALTERN_ALLOW_PLAINTEXT, SALTERN_SIGNING_KEY_MAX_AGE_S (in seconds). A URL with a password in it should: everybody
-    on the host can read a command line.
+    SALTERN_CONTROL_TLS_CERT, SALTERN_CONTROL_TLS_KEY, SALTERN_CONTROL_TLS_CLIENT_CA, SALTERN_ALLOW_PLAINTEXT,
+    SALTERN_SIGNING_KEY_MAX_AGE_S (in seconds). A URL with a password in it should: everybody on the host can read a
+    command line.
     """
     from controlplane.log import configure_logging
     from controlplane.server import serve
@@ -73,6 +77,9 @@ def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None
     help="Keep DRAM in /dev/shm when stopped, until the next start or reboot; it serves what it held then.",
 )
 @click.option(
+    "--tls", is_flag=True, help="Serve over TLS, with a certificate authority of its own in the data directory."
+)
+@click.option(
     "--ports",
     type=click.Choice(["fixed", "auto"]),
     default="fixed",
@@ -87,7 +94,15 @@ def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None
     "The role that owns the schema goes into SALTERN_MIGRATION_DATABASE_URL.",
 )
 def up(
-    *, data_dir: Path | None, nodes: int, dram: int, ssd: int | None, warm: bool, ports: str, database_url: str | None
+    *,
+    data_dir: Path | None,
+    nodes: int,
+    dram: int,
+    ssd: int | None,
+    warm: bool,
+    tls: bool,
+    ports: str,
+    database_url: str | None,
 ) -> None:
     """Run control plane, Postgres and nodes on this machine until stopped."""
     from controlplane.up import StackOptions, run_stack
@@ -102,5 +117,6 @@ def up(
         fixed_ports=ports == "fixed",
         command="saltern" if data_dir is None else f"saltern --data-dir {shlex.quote(str(data_dir))}",
         database_url=database_url,
+        tls=tls,
     )
     asyncio.run(run_stack(options, click.echo, lambda line: click.echo(line, err=True)))

@@ -14,6 +14,7 @@ from saltern.admin_client import AdminClient, read_api_key, redeem_bootstrap_tok
 from saltern.auth.v1 import auth_pb2
 from saltern.errors import AlreadyExistsError, FailedPreconditionError, UnauthenticatedError
 from saltern.names import ApiKeyId, api_key_name
+from saltern.tls import ClientTls
 
 ADMIN_KEY_FILE: Final = "admin.key"
 NODE_KEY_FILE: Final = "node.key"
@@ -21,8 +22,10 @@ _NODE_API_KEY_ID: Final = ApiKeyId("embedded-node")
 _DEADLINE_MS: Final = 30_000
 
 
-def ensure_credentials(endpoint: str, bootstrap_token_file: Path, credentials_dir: Path) -> None:
-    """Make what is missing of the two keys in ``credentials_dir``, and check the others.
+def ensure_credentials(
+    endpoint: str, bootstrap_token_file: Path, credentials_dir: Path, *, tls: ClientTls | None = None
+) -> None:
+    """Make what is missing of the two keys in ``credentials_dir``, and check the others; in plain text without ``tls``.
 
     Raises:
         FailedPreconditionError: ADMIN_KEY_LOST: the deployment was set up before and its admin key is not here.
@@ -30,29 +33,29 @@ def ensure_credentials(endpoint: str, bootstrap_token_file: Path, credentials_di
     """
     admin_key_file = credentials_dir / ADMIN_KEY_FILE
     if not admin_key_file.exists():
-        write_private_file(admin_key_file, _redeem(endpoint, bootstrap_token_file, admin_key_file) + "\n")
-    with AdminClient(endpoint, read_api_key(admin_key_file)) as admin:
+        write_private_file(admin_key_file, _redeem(endpoint, bootstrap_token_file, admin_key_file, tls) + "\n")
+    with AdminClient(endpoint, read_api_key(admin_key_file), tls=tls) as admin:
         try:
             admin.exchange(auth_pb2.AUDIENCE_CONTROL)
         except UnauthenticatedError:
             raise _admin_key_lost(admin_key_file, "does not open this deployment") from None
         node_key_file = credentials_dir / NODE_KEY_FILE
-        if not _is_valid(endpoint, node_key_file):
+        if not _is_valid(endpoint, node_key_file, tls):
             write_private_file(node_key_file, _create_node_key(admin) + "\n")
 
 
-def _redeem(endpoint: str, bootstrap_token_file: Path, admin_key_file: Path) -> str:
+def _redeem(endpoint: str, bootstrap_token_file: Path, admin_key_file: Path, tls: ClientTls | None) -> str:
     try:
         token = bootstrap_token_file.read_text().strip()
     except FileNotFoundError:
         raise _admin_key_lost(admin_key_file, "is missing, and the bootstrap token was redeemed before") from None
-    return redeem_bootstrap_token(endpoint, token, deadline_ms=_DEADLINE_MS).secret
+    return redeem_bootstrap_token(endpoint, token, deadline_ms=_DEADLINE_MS, tls=tls).secret
 
 
-def _is_valid(endpoint: str, key_file: Path) -> bool:
+def _is_valid(endpoint: str, key_file: Path, tls: ClientTls | None) -> bool:
     if not key_file.exists():
         return False
-    with AdminClient(endpoint, read_api_key(key_file)) as client:
+    with AdminClient(endpoint, read_api_key(key_file), tls=tls) as client:
         try:
             client.exchange(auth_pb2.AUDIENCE_CONTROL)
         except UnauthenticatedError:

@@ -52,6 +52,8 @@ from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.endpoints import Endpoint
 from saltern.errors import FailedPreconditionError
 from saltern.node.v1 import node_pb2, node_pb2_grpc
+from saltern.rpc_tls import server_credentials
+from saltern.tls_reload import ReloadingTls
 
 DRAIN_TIMEOUT_S: Final = 10.0
 #: In the state directory, where no other place is named.
@@ -193,7 +195,8 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
             NodeService(database=database, feed=feed, denials=denials, clock=clock), server
         )
         health_service = await _add_health_and_reflection(server, SERVICE_NAMES)
-        endpoint = bind(server, settings.listen)
+        tls = None if settings.tls is None else ReloadingTls(settings.tls, _log)
+        endpoint = bind(server, settings.listen, tls)
 
         following = asyncio.create_task(feed.run(), name="policy feed")
         stack.push_async_callback(_cancel, following)
@@ -215,8 +218,9 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
             endpoint, server, health_service, feed, metrics=metrics, metrics_endpoint=metrics_endpoint
         )
         stack.push_async_callback(control_plane.drain)
-        if not settings.listen.is_loopback:
-            _log.warning("listening in plain text beyond this host", endpoint=str(endpoint))
+        for listening in (settings.listen if tls is None else None, settings.metrics_listen):
+            if listening is not None and not listening.is_loopback:
+                _log.warning("listening in plain text beyond this host", endpoint=str(listening))
         _log.info("serving", endpoint=str(endpoint), issuer=keys.ring.key_set.issuer)
         yield control_plane
 
@@ -257,14 +261,17 @@ async def _start_checkpoints(
     return writer
 
 
-def bind(server: grpc.aio.Server, listen: Endpoint) -> Endpoint:
-    """Bind ``server``; return the endpoint with the real port.
+def bind(server: grpc.aio.Server, listen: Endpoint, tls: ReloadingTls | None = None) -> Endpoint:
+    """Bind ``server``, in plain text without ``tls``; return the endpoint with the real port.
 
     Raises:
         FailedPreconditionError: reason CANNOT_LISTEN: the port is taken, or not one to have.
     """
     try:
-        port = server.add_insecure_port(str(listen))
+        if tls is None:
+            port = server.add_insecure_port(str(listen))
+        else:
+            port = server.add_secure_port(str(listen), server_credentials(tls))
     except RuntimeError:
         port = 0
     if port == 0:

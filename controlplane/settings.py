@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from saltern.endpoints import Endpoint, check_plaintext, parse_endpoint
 from saltern.errors import InvalidArgumentError
+from saltern.tls import ServerTls, server_tls
 from tenants.tokens import LIFETIME_MAX_S
 
 CONTROL_PORT_DEFAULT = 7700
@@ -36,6 +37,8 @@ class ControlSettings(BaseSettings):
             schema is that of this release already.
         state_dir: ``SALTERN_STATE_DIR``: holds the key-encryption key and, until it is redeemed, the bootstrap token.
         allow_plaintext: ``SALTERN_ALLOW_PLAINTEXT``: listen beyond this host without TLS.
+        tls_cert, tls_key: ``SALTERN_CONTROL_TLS_CERT``, ``SALTERN_CONTROL_TLS_KEY``: files; neither for plain text.
+        tls_client_ca: ``SALTERN_CONTROL_TLS_CLIENT_CA``: turn away whoever shows no certificate of this authority.
         token_lifetime_s: ``SALTERN_TOKEN_LIFETIME_S``: a shorter one ends the use of a revoked key sooner, at the
             price of more exchanges; 5 s to the hour that verifiers accept. The same on every control plane.
         signing_key_max_age_s: ``SALTERN_SIGNING_KEY_MAX_AGE_S``: a key that has signed tokens for so long is followed
@@ -61,6 +64,9 @@ class ControlSettings(BaseSettings):
     )
     state_dir: Path = Field(validation_alias=AliasChoices("SALTERN_STATE_DIR"))
     allow_plaintext: bool = Field(default=False, validation_alias=AliasChoices("SALTERN_ALLOW_PLAINTEXT"))
+    tls_cert: Path | None = Field(default=None, validation_alias=AliasChoices("SALTERN_CONTROL_TLS_CERT"))
+    tls_key: Path | None = Field(default=None, validation_alias=AliasChoices("SALTERN_CONTROL_TLS_KEY"))
+    tls_client_ca: Path | None = Field(default=None, validation_alias=AliasChoices("SALTERN_CONTROL_TLS_CLIENT_CA"))
     token_lifetime_s: int = Field(
         default=TOKEN_LIFETIME_DEFAULT_S,
         ge=TOKEN_LIFETIME_MIN_S,
@@ -82,6 +88,11 @@ class ControlSettings(BaseSettings):
         le=CHECKPOINT_INTERVAL_MAX_S,
         validation_alias=AliasChoices("SALTERN_AUDIT_CHECKPOINT_INTERVAL_S"),
     )
+
+    @property
+    def tls(self) -> ServerTls | None:
+        """What the gRPC door shows; raises InvalidArgumentError where only part of it is given."""
+        return server_tls(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @field_validator("listen", mode="before")
     @classmethod
@@ -125,7 +136,8 @@ def load_settings(**given: object) -> ControlSettings:
             reason="SETTING_MALFORMED",
             hint="see `saltern serve control --help`",
         ) from None
-    check_plaintext(settings.listen, allow_plaintext=settings.allow_plaintext, what="--listen")
+    if settings.tls is None:
+        check_plaintext(settings.listen, allow_plaintext=settings.allow_plaintext, what="--listen")
     if settings.metrics_listen is not None:
         check_plaintext(settings.metrics_listen, allow_plaintext=settings.allow_plaintext, what="--metrics-listen")
     return settings

@@ -14,6 +14,7 @@ What lies in the data directory::
     control/            key-encryption key; until it is redeemed, the bootstrap token
     credentials/        admin.key, node.key (0600)
     node-N/             state of each node
+    tls/                with --tls: a certificate authority and a certificate of its own
     run/                ready files and sockets of the processes, while they run
     log/                one log for each process
 
@@ -42,10 +43,12 @@ from controlplane.credentials_store import ADMIN_KEY_FILE, NODE_KEY_FILE, ensure
 from controlplane.files import announced, make_folder, require_own_folder
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
 from controlplane.postgres.lock import launcher_lock
+from controlplane.private_ca import StackTls, ensure_certificates
 from controlplane.settings import CONTROL_PORT_DEFAULT
 from saltern.copy_tuning import tuned
 from saltern.errors import FailedPreconditionError, InternalError
 from saltern.sizes import format_size
+from saltern.tls import ClientTls
 
 NODES_MAX: Final = 64
 _SOCKET_PATH_MAX_BYTES: Final = 107  # sockaddr_un.sun_path less its NUL
@@ -76,6 +79,7 @@ class StackOptions:
         fixed_ports: 7700 and up, or else any free ports.
         command: how the user calls the command line so that it finds this stack.
         database_url: a PostgreSQL to use instead of a private one, or None.
+        tls: serve over TLS, with certificates that the stack makes itself.
     """
 
     data_dir: Path
@@ -86,6 +90,7 @@ class StackOptions:
     warm: bool = False
     command: str = "saltern"
     database_url: str | None = None
+    tls: bool = False
 
     def port(self, offset: int) -> int:
         return CONTROL_PORT_DEFAULT + offset if self.fixed_ports else 0
@@ -136,6 +141,7 @@ class _Stack:
         self._hurry = hurry
         self._dir = options.data_dir
         self._children: list[ChildProcess] = []
+        self._tls: StackTls | None = None
 
     async def run(self) -> None:
         """Start everything, serve until cancelled or until a child ends by itself, stop everything."""
@@ -151,11 +157,18 @@ class _Stack:
         exits.callback(self._remove_run_dir)
         for folder in ("run", "log", "credentials", "control"):
             (self._dir / folder).mkdir(mode=0o700, exist_ok=True)
+        if self._options.tls:
+            self._tls = ensure_certificates(self._dir / "tls")
+            self._say(f"tls         clients are to trust {self._tls.ca}")
         environment = await self._start_database(exits)
         endpoint = await self._start_control(exits, environment)
         credentials_dir = self._dir / "credentials"
         await asyncio.to_thread(
-            ensure_credentials, endpoint, self._dir / "control" / bootstrap.FILE_NAME, credentials_dir
+            ensure_credentials,
+            endpoint,
+            self._dir / "control" / bootstrap.FILE_NAME,
+            credentials_dir,
+            tls=None if self._tls is None else ClientTls(self._tls.ca),
         )
         sockets_dir = self._sockets_dir(exits)
         nodes = [
@@ -165,6 +178,7 @@ class _Stack:
             "control_endpoint": endpoint,
             "nodes": nodes,
             "admin_api_key_file": str(credentials_dir / ADMIN_KEY_FILE),
+            "tls_ca": "" if self._tls is None else str(self._tls.ca),
             "pid": os.getpid(),
             "log_dir": str(self._dir / "log"),
         }
@@ -193,7 +207,7 @@ class _Stack:
         """Start the control plane; return its endpoint."""
         arguments = ["serve", "control", "--listen", f"{_HOST}:{self._options.port(0)}"]
         arguments += ["--metrics-listen", f"{_HOST}:{self._options.port(_METRICS_PORT_OFFSET)}"]
-        arguments += ["--state-dir", str(self._dir / "control")]
+        arguments += ["--state-dir", str(self._dir / "control"), *self._tls_arguments()]
         ready = await self._start_child(exits, "control", arguments, environment)
         self._say(f"control     serves on {ready['endpoint']}")
         return str(ready["endpoint"])
@@ -221,10 +235,20 @@ class _Stack:
         if self._options.warm:
             options["--arena-dir"] = memory_folder(self._dir) / name
             size += ", kept over a restart"
+        if self._tls is not None:
+            options["--tls-ca"] = self._tls.ca
         arguments = ["serve", "node", *(str(word) for option in options.items() for word in option)]
+        arguments += self._tls_arguments()
         ready = await self._start_child(exits, name, arguments, tuned())
         self._say(f"{name:<11} serves on {ready['wire_endpoint']} ({size})")
         return ready
+
+    def _tls_arguments(self) -> list[str]:
+        """What a server of the stack shows; nothing for plain text."""
+        if self._tls is None:
+            return []
+        files = self._tls.server
+        return ["--tls-cert", str(files.certificate), "--tls-key", str(files.private_key)]
 
     async def _start_child(
         self, exits: AsyncExitStack, name: str, arguments: list[str], environment: Mapping[str, str]

@@ -33,6 +33,7 @@ from saltern.endpoints import parse_endpoint
 from saltern.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, UnavailableError
 from saltern.names import parse_node_id
 from saltern.sizes import parse_size
+from saltern.tls import ClientTls, client_tls, server_tls
 
 _log = structlog.get_logger(__name__)
 #: How long a registered node waits for its first policy.
@@ -139,6 +140,34 @@ FIRST_POLICY_S: Final = 15.0
     help="Start again with glibc told to copy past the caches: faster gets over shared memory on x86-64.",
 )
 @click.option(
+    "--tls-cert",
+    envvar="SALTERN_NODE_TLS_CERT",
+    type=click.Path(path_type=Path),
+    help="Certificate and chain, PEM, of the TCP and gRPC doors; read again when it changes. [default: plain text]",
+)
+@click.option(
+    "--tls-key", envvar="SALTERN_NODE_TLS_KEY", type=click.Path(path_type=Path), help="Its private key; nobody else's."
+)
+@click.option(
+    "--tls-client-ca",
+    envvar="SALTERN_NODE_TLS_CLIENT_CA",
+    type=click.Path(path_type=Path),
+    help="Turn away clients without a certificate of this authority; tokens are needed besides.",
+)
+@click.option(
+    "--tls-name",
+    envvar="SALTERN_NODE_TLS_NAME",
+    default="",
+    metavar="NAME",
+    help="Name that clients verify the certificate by. [default: the advertised host]",
+)
+@click.option(
+    "--tls-ca",
+    envvar="SALTERN_TLS_CA",
+    metavar="FILE",
+    help="Call the control plane over TLS, trusting this authority; 'system': the system's. [default: plain text]",
+)
+@click.option(
     "--allow-plaintext",
     envvar="SALTERN_ALLOW_PLAINTEXT",
     is_flag=True,
@@ -192,6 +221,11 @@ def serve_node(
     state_dir: Path,
     prefault: bool,
     copy_tuning: bool,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
+    tls_name: str,
+    tls_ca: str | None,
     allow_plaintext: bool,
     advertise_host: str,
     control_wait_s: float,
@@ -215,10 +249,14 @@ def serve_node(
         soft_mark_percent=soft_mark_percent,
         prefault=prefault,
         allow_plaintext=allow_plaintext,
+        tls=server_tls(tls_cert, tls_key, tls_client_ca),
+        tls_server_name=tls_name,
         arena=ArenaSettings(arena_dir, state_dir, HugePages(huge_pages), numa_node),
         ssd=_ssd_settings(ssd_dir, ssd_bytes, ssd_write_bytes, state_dir),
         advertise_host=advertise_host,
     )
+    # What the node shows to its clients it also shows to a control plane that asks for a certificate.
+    control_tls = None if tls_ca is None else client_tls(tls_ca, tls_cert, tls_key)
     control = str(parse_endpoint(control, what="--control", port_min=1))
     api_key = read_api_key(api_key_file)
     _prepare_folder(state_dir)
@@ -227,7 +265,17 @@ def serve_node(
     raise_descriptor_limit()
     kept = PolicyFile(state_dir, settings.node_id, policy_max_age.total_seconds())
     garbage.settle()
-    asyncio.run(_serve(settings, control, api_key, kept=kept, control_wait_s=control_wait_s, ready_file=ready_file))
+    asyncio.run(
+        _serve(
+            settings,
+            control,
+            api_key,
+            kept=kept,
+            control_tls=control_tls,
+            control_wait_s=control_wait_s,
+            ready_file=ready_file,
+        )
+    )
 
 
 def _ssd_settings(
@@ -256,6 +304,7 @@ async def _serve(
     api_key: ApiKey,
     *,
     kept: PolicyFile,
+    control_tls: ClientTls | None,
     control_wait_s: float,
     ready_file: Path | None,
 ) -> None:
@@ -277,8 +326,11 @@ async def _serve(
             host_id=endpoints.host_id,
             dram_capacity_bytes=settings.dram_bytes,
             ssd_capacity_bytes=settings.ssd.capacity_bytes if settings.ssd else 0,
+            tls_server_name=endpoints.tls_server_name,
         )
-        client = await stack.enter_async_context(ControlClient(control, api_key, registration, node, kept))
+        client = await stack.enter_async_context(
+            ControlClient(control, api_key, registration, node, kept, tls=control_tls)
+        )
         if not await _until(stop, _join(client, control_wait_s)):
             return
         node.control = client.link
@@ -291,7 +343,7 @@ async def _serve(
         if ready_file is not None:
             write_ready_file(ready_file, endpoints)
             stack.callback(ready_file.unlink, missing_ok=True)
-        for endpoint in settings.listening.values():
+        for endpoint in settings.listening_in_plain_text.values():
             if not endpoint.is_loopback:
                 _log.warning("listening in plain text beyond this host", endpoint=str(endpoint))
         _log.info(
@@ -357,6 +409,7 @@ def write_ready_file(path: Path, endpoints: NodeEndpoints) -> None:
         "grpc_endpoint": endpoints.grpc_endpoint,
         "shm_path": endpoints.shm_path,
         "metrics_endpoint": endpoints.metrics_endpoint,
+        "tls_server_name": endpoints.tls_server_name,
         "pid": os.getpid(),
     }
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

@@ -7,13 +7,15 @@ use our SDK. Applications want :class:`saltern.client.Client`.
 from __future__ import annotations
 
 import socket
+import ssl
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
 from saltern.endpoints import parse_endpoint
 from saltern.errors import ProtocolError, StatusCode, UnavailableError
+from saltern.transport.tls import require_agreement, tls_failure
 from saltern.wire import (
     HEADER_BYTES,
     ErrorBody,
@@ -25,6 +27,9 @@ from saltern.wire import (
     error_from_body,
 )
 
+if TYPE_CHECKING:
+    from saltern.tls import ClientTls
+
 ReplyT = TypeVar("ReplyT", bound=msgspec.Struct)
 
 
@@ -34,13 +39,21 @@ class BareSession:
     Args:
         address: the wire endpoint, or an absolute path.
         timeout_ms: for connecting and for every send and receive.
+        tls: whom to trust over TCP; None for plain text.
+        server_name: what the node's certificate must be for; empty for a node that serves plain text.
 
     Raises:
-        UnavailableError: nobody answers there. InvalidArgumentError: the address is malformed.
+        UnavailableError: nobody answers there, or not in the way that the client was told (``TLS_...``).
+        InvalidArgumentError: the address is malformed.
     """
 
-    def __init__(self, address: str, *, timeout_ms: int) -> None:
+    def __init__(self, address: str, *, timeout_ms: int, tls: ClientTls | None = None, server_name: str = "") -> None:
+        if not address.startswith("/"):
+            require_agreement(address, is_tls_client=tls is not None, server_name=server_name)
+        self._address = address
         self._socket = _connect(address, timeout_ms / 1000)
+        if tls is not None and not address.startswith("/"):
+            self._socket = _secured(self._socket, address, tls, server_name)
         self._last_request_id = 0
 
     def __enter__(self) -> Self:
@@ -63,6 +76,8 @@ class BareSession:
             self._socket.sendall(encode_request(opcode, self._last_request_id, encode_body(body)))
             header = decode_header(self._receive(HEADER_BYTES))
             answer, payload = self._receive(header.body_bytes), self._receive(header.payload_bytes)
+        except ssl.SSLError as error:
+            raise tls_failure(error, self._address) from None
         except OSError as error:
             raise UnavailableError(
                 f"the connection failed: {error.strerror or error}", reason="CONNECTION_LOST", hint="try again"
@@ -81,6 +96,26 @@ class BareSession:
                 raise ConnectionResetError("closed by the node")
             received += chunk
         return bytes(received)
+
+
+def _secured(sock: socket.socket, address: str, tls: ClientTls, server_name: str) -> ssl.SSLSocket:
+    from saltern.tls import client_context  # it brings cryptography: only who uses TLS pays for its import
+
+    try:
+        return client_context(tls).wrap_socket(sock, server_hostname=server_name)
+    except ssl.SSLError as error:
+        sock.close()
+        raise tls_failure(error, address) from None
+    except OSError as error:
+        sock.close()
+        raise UnavailableError(
+            f"no TLS handshake with {address}: {error.strerror or error}",
+            reason="TLS_FAILED",
+            hint="check that a Saltern node listens there",
+        ) from None
+    except BaseException:
+        sock.close()
+        raise
 
 
 def _connect(address: str, timeout_s: float) -> socket.socket:

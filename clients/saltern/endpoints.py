@@ -63,5 +63,6 @@ def check_plaintext(listen: Endpoint, *, allow_plaintext: bool, what: str) -> No
         raise FailedPreconditionError(
             f"refusing {what} {listen}: API keys, tokens and blocks would cross the network in plain text",
             reason="PLAINTEXT_REFUSED",
-            hint="listen on 127.0.0.1, or pass --allow-plaintext on a network that is trusted as a whole",
+            hint="listen on 127.0.0.1, use TLS where there is --tls-cert for it, or pass --allow-plaintext on a network"
+            " that is trusted as a whole",
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import ipaddress
 import json
 import time
 from collections.abc import Iterator
@@ -17,12 +16,14 @@ from saltern.cli.parameters import NAMESPACE
 from saltern.cli.render import Table, print_json
 from saltern.cli.settings import Command, Settings, settings_of
 from saltern.cli.stack import Target, find_target, read_run_file
+from saltern.endpoints import parse_endpoint
 from saltern.errors import SalternError
 from saltern.names import NamespaceId
 
 if TYPE_CHECKING:
     from saltern.admin_client import AdminClient
     from saltern.auth.v1.auth_pb2 import ExchangeApiKeyResponse
+    from saltern.tls import ClientTls
 
 #: A verifier accepts a token from at most 5 s in its future; warn well before that.
 _SKEW_WARN_S: Final = 2.0
@@ -73,26 +74,29 @@ def _examine(settings: Settings, namespace_id: NamespaceId | None) -> Iterator[F
     yield from host_facts.host()
     try:
         target = find_target(settings)
-        client = AdminClient(target.control, target.api_key, deadline_ms=settings.deadline_ms)
+        client = AdminClient(target.control, target.api_key, deadline_ms=settings.deadline_ms, tls=target.tls)
     except SalternError as error:
         yield failed("configuration", error)
         return
     with client as admin:
         yield from _configuration(settings, target)
         yield from _control_plane(admin, settings)
-        yield from _nodes(admin, settings, namespace_id)
+        yield from _nodes(admin, settings, target.tls, namespace_id)
 
 
 def _configuration(settings: Settings, target: Target) -> Iterator[Finding]:
+    from saltern.cli.probes import Door, check_certificate
+
     yield ok("configuration", f"control plane {target.control} ({target.source})")
-    host = target.control.rpartition(":")[0].strip("[]")
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+    endpoint = parse_endpoint(target.control, port_min=1)
+    if target.tls is not None:
+        door = Door(target.control, settings.deadline_ms, target.tls, target.tls.server_name or endpoint.host)
+        yield check_certificate("certificate", door)
+    elif not endpoint.is_loopback:
         yield warn(
-            "transport", f"the API key goes to {host} in plain text", "use it only inside a network that you trust"
+            "transport",
+            f"the API key goes to {endpoint.host} in plain text",
+            "use TLS (--tls-ca), or stay inside a network that you trust",
         )
     path = settings.api_key_file
     if path is not None and path.stat().st_mode & 0o077:
@@ -136,10 +140,12 @@ def _claims(session: ExchangeApiKeyResponse) -> dict[str, Any]:
     return claims if isinstance(claims, dict) else {}
 
 
-def _nodes(admin: AdminClient, settings: Settings, namespace_id: NamespaceId | None) -> Iterator[Finding]:
+def _nodes(
+    admin: AdminClient, settings: Settings, tls: ClientTls | None, namespace_id: NamespaceId | None
+) -> Iterator[Finding]:
     from saltern.admin.v1.usage_pb2 import ListNodesRequest, Node
     from saltern.auth.v1.auth_pb2 import AUDIENCE_NODE
-    from saltern.cli.probes import check_door, check_grpc, check_session
+    from saltern.cli.probes import Door, check_certificate, check_door, check_grpc, check_session
     from saltern.wire import Hello
 
     deadline_ms = settings.deadline_ms
@@ -153,11 +159,17 @@ def _nodes(admin: AdminClient, settings: Settings, namespace_id: NamespaceId | N
         hello = Hello(token=grant.access_token, namespace=namespace_id, epoch=epoch, client="saltern doctor")
         yield ok(f"namespace {namespace_id}", f"served by {len(grant.nodes)} live node{'s' * (len(grant.nodes) != 1)}")
         for endpoint in grant.nodes:
-            yield check_session(f"{endpoint.node_id} wire", endpoint.wire_endpoint, hello, deadline_ms)
+            name = endpoint.tls_server_name
+            wire = Door(endpoint.wire_endpoint, deadline_ms, tls, name)
+            if tls is not None and name:
+                yield check_certificate(f"{endpoint.node_id} certificate", wire)
+            yield check_session(f"{endpoint.node_id} wire", wire, hello)
             if endpoint.shm_path:
-                yield check_session(f"{endpoint.node_id} shm", endpoint.shm_path, hello, deadline_ms)
+                yield check_session(f"{endpoint.node_id} shm", Door(endpoint.shm_path, deadline_ms), hello)
             if endpoint.grpc_endpoint:
-                yield check_grpc(f"{endpoint.node_id} gRPC", endpoint.grpc_endpoint, deadline_ms, hello)
+                yield check_grpc(
+                    f"{endpoint.node_id} gRPC", Door(endpoint.grpc_endpoint, deadline_ms, tls, name), hello
+                )
         return
     try:
         if admin.tenant_id:
@@ -175,10 +187,13 @@ def _nodes(admin: AdminClient, settings: Settings, namespace_id: NamespaceId | N
         if node.state != Node.STATE_LIVE:
             yield warn(f"node {node_id}", "lost: it does not report", f"look at its log, or start {node_id} again")
             continue
-        yield check_door(f"node {node_id} wire", node.wire_endpoint, deadline_ms)
-        yield check_grpc(f"node {node_id} gRPC", node.grpc_endpoint, deadline_ms)
+        wire = Door(node.wire_endpoint, deadline_ms, tls, node.tls_server_name)
+        if tls is not None and node.tls_server_name:
+            yield check_certificate(f"node {node_id} certificate", wire)
+        yield check_door(f"node {node_id} wire", wire)
+        yield check_grpc(f"node {node_id} gRPC", Door(node.grpc_endpoint, deadline_ms, tls, node.tls_server_name))
         if node_id in shm_paths:
-            yield check_door(f"node {node_id} shm", shm_paths[node_id], deadline_ms)
+            yield check_door(f"node {node_id} shm", Door(shm_paths[node_id], deadline_ms))
 
 
 def _local_shm_paths(settings: Settings) -> dict[str, str]:

@@ -6,10 +6,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
+
+if TYPE_CHECKING:
+    from saltern.tls import ClientTls
 
 OUTPUT_TABLE: Final = "table"
 OUTPUT_JSON: Final = "json"
@@ -23,6 +26,10 @@ class Settings:
 
     control: str | None = None
     api_key_file: Path | None = None
+    tls_ca: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_server_name: str = ""
     data_dir: Path | None = None
     output: str = OUTPUT_TABLE
     deadline_ms: int = DEADLINE_DEFAULT_MS
@@ -32,6 +39,15 @@ class Settings:
     @property
     def json(self) -> bool:
         return self.output == OUTPUT_JSON
+
+    @property
+    def tls(self) -> ClientTls | None:
+        """TLS as the options say it, None for plain text; raises InvalidArgumentError where part of it is missing."""
+        if self.tls_ca is None and self.tls_cert is None and self.tls_key is None and not self.tls_server_name:
+            return None
+        from saltern.tls import client_tls
+
+        return client_tls(self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
 
 
 def settings_of(ctx: click.Context) -> Settings:
@@ -62,6 +78,26 @@ def global_options() -> list[click.Option]:
             metavar="FILE",
             help="File that holds the API key; SALTERN_API_KEY may hold the key itself.",
             envvar="SALTERN_API_KEY_FILE",
+        ),
+        option(
+            "--tls-ca",
+            metavar="FILE",
+            help="Use TLS with control plane and nodes, trusting this authority; 'system' for the system's.",
+            envvar="SALTERN_TLS_CA",
+        ),
+        option(
+            "--tls-cert",
+            type=path,
+            metavar="FILE",
+            help="Certificate to show where clients need one.",
+            envvar="SALTERN_TLS_CERT",
+        ),
+        option("--tls-key", type=path, metavar="FILE", help="Its private key.", envvar="SALTERN_TLS_KEY"),
+        option(
+            "--tls-server-name",
+            metavar="NAME",
+            help="Name in the control plane's certificate, if not that of --control.",
+            envvar="SALTERN_TLS_SERVER_NAME",
         ),
         option(
             "--data-dir",

@@ -19,17 +19,22 @@ from saltern.errors import FailedPreconditionError, PermissionDeniedError, Unaut
 
 if TYPE_CHECKING:
     from saltern.admin_client import AdminClient, ApiKey
+    from saltern.tls import ClientTls
 
 _RUN_FILE_MAX_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to call and with which credential. ``source`` says in words how it was found."""
+    """Where to call, with which credential, and whom to trust there (None: plain text).
+
+    ``source`` says in words how it was found.
+    """
 
     control: str
     api_key: ApiKey
     source: str
+    tls: ClientTls | None = None
 
 
 def read_run_file(data_dir: Path) -> dict[str, Any]:
@@ -92,14 +97,24 @@ def find_target(settings: Settings) -> Target:
                 reason="NO_API_KEY",
                 hint="pass --api-key-file FILE, or set SALTERN_API_KEY_FILE or SALTERN_API_KEY",
             )
-        return Target(settings.control, api_key, "--control")
+        return Target(settings.control, api_key, "--control", settings.tls)
     data_dir = settings.data_dir or default_data_dir()
     run = read_run_file(data_dir)
     return Target(
         run["control_endpoint"],
         api_key or read_api_key(Path(run["admin_api_key_file"])),
         f"local stack in {data_dir}",
+        settings.tls or run_file_tls(run),
     )
+
+
+def run_file_tls(run: dict[str, Any]) -> ClientTls | None:
+    """Whom to trust at a local stack of ``saltern up --tls``; None for one that serves plain text."""
+    if not run.get("tls_ca"):
+        return None
+    from saltern.tls import ClientTls
+
+    return ClientTls(Path(str(run["tls_ca"])))
 
 
 def connect(ctx: click.Context) -> AdminClient:
@@ -108,6 +123,6 @@ def connect(ctx: click.Context) -> AdminClient:
 
     settings = settings_of(ctx)
     target = find_target(settings)
-    client = AdminClient(target.control, target.api_key, deadline_ms=settings.deadline_ms)
+    client = AdminClient(target.control, target.api_key, deadline_ms=settings.deadline_ms, tls=target.tls)
     ctx.call_on_close(client.close)
     return client

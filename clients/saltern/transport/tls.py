@@ -165,18 +165,23 @@ def dial(
         UnavailableError: TLS_REQUIRED: the node wants TLS and the client was not told to; TLS_NOT_OFFERED: the reverse;
             else as :class:`TlsConnection`.
     """
-    if tls is None and not server_name:
-        return Connection(address, deadline, peer=peer)
+    require_agreement(peer, is_tls_client=tls is not None, server_name=server_name)
     if tls is None:
+        return Connection(address, deadline, peer=peer)
+    return tls.dial(address, deadline, peer=peer, server_name=server_name)
+
+
+def require_agreement(peer: str, *, is_tls_client: bool, server_name: str) -> None:
+    """Raise UnavailableError (TLS_REQUIRED, TLS_NOT_OFFERED) unless client and node both use TLS, or neither does."""
+    if server_name and not is_tls_client:
         raise UnavailableError(
             f"{peer} serves over TLS only, and this client was not told whom to trust",
             reason="TLS_REQUIRED",
             hint="give the client the CA of the deployment: Client(tls=ClientTls(ca=...)), --tls-ca or SALTERN_TLS_CA",
         )
-    if not server_name:
+    if is_tls_client and not server_name:
         raise UnavailableError(
             f"{peer} serves plain text, and this client was told to use TLS",
             reason="TLS_NOT_OFFERED",
             hint="start the node with --tls-cert and --tls-key",
         )
-    return tls.dial(address, deadline, peer=peer, server_name=server_name)
