@@ -98,23 +98,21 @@ def public_key_from_x(x: str) -> Ed25519PublicKey:
 
 def sign_token(key: Ed25519PrivateKey, kid: str, claims: Claims) -> str:
     """Sign ``claims``; ``nbf`` equals ``iat``."""
-    return jwt.encode(
-        {
-            "iss": claims.issuer,
-            "sub": claims.subject,
-            "aud": claims.audience.value,
-            "iat": claims.issued_at_s,
-            "nbf": claims.issued_at_s,
-            "exp": claims.expires_at_s,
-            "jti": claims.token_id,
-            "tenant": claims.tenant or "",
-            "namespace": claims.namespace or "",
-            "role": claims.role.value,
-        },
-        key,
-        algorithm=_ALGORITHM,
-        headers={"typ": _TYPE, "kid": kid},
-    )
+    header = {"alg": _ALGORITHM, "kid": kid, "typ": _TYPE}
+    body = {
+        "iss": claims.issuer,
+        "sub": claims.subject,
+        "aud": claims.audience.value,
+        "iat": claims.issued_at_s,
+        "nbf": claims.issued_at_s,
+        "exp": claims.expires_at_s,
+        "jti": claims.token_id,
+        "tenant": claims.tenant or "",
+        "namespace": claims.namespace or "",
+        "role": claims.role.value,
+    }
+    signed = ".".join(_encode_segment(json.dumps(part, separators=(",", ":")).encode()) for part in (header, body))
+    return f"{signed}.{_encode_segment(key.sign(signed.encode()))}"
 
 
 def verify_token(token: str, key_set: KeySet, *, audience: Audience, now_s: int) -> Claims:

@@ -6,6 +6,7 @@ Every function runs in the caller's transaction and takes the time as an argumen
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
@@ -60,28 +61,38 @@ class NamespaceGrant:
     salt_keys: list[tuple[int, SaltKey]] = field(repr=False)  # (epoch, key), current epoch last
 
 
-async def verify_api_key(session: AsyncSession, secret: str, now: datetime) -> Credential:
-    """Find the credential of an API key (I1).
+async def find_api_keys(session: AsyncSession, lookups: Iterable[str]) -> dict[str, Credential]:
+    """The credentials that have a secret of these lookups: found, not verified."""
+    wanted = set(lookups)
+    statement = (
+        select(models.ApiKey, models.Tenant)
+        .outerjoin(models.Tenant, models.ApiKey.tenant_id == models.Tenant.id)
+        .where(or_(models.ApiKey.lookup.in_(wanted), models.ApiKey.previous_lookup.in_(wanted)))
+    )
+    found = {}
+    for key, tenant in await session.execute(statement):
+        for lookup in wanted & {key.lookup, key.previous_lookup}:
+            found[lookup] = Credential(key, tenant, lookup)
+    return found
+
+
+def verify_api_key(found: Mapping[str, Credential], secret: str, now: datetime) -> Credential:
+    """The credential of an API key, of those that :func:`find_api_keys` found (I1).
 
     Raises:
         UnauthenticatedError: API_KEY_MALFORMED, or API_KEY_INVALID where it is unknown, deleted, expired or wrong: one
             answer for all, so that nobody learns which keys exist.
     """
     lookup = parse_api_key(secret)
-    statement = (
-        select(models.ApiKey, models.Tenant)
-        .outerjoin(models.Tenant, models.ApiKey.tenant_id == models.Tenant.id)
-        .where(has_lookup(lookup))
-    )
-    found = (await session.execute(statement)).one_or_none()
-    matches = api_key_matches(secret, _sha256_of(found.ApiKey, lookup) if found else _NO_SHA256)
-    if found is None or not matches or is_expired(found.ApiKey, lookup, now):
+    credential = found.get(lookup)
+    matches = api_key_matches(secret, _sha256_of(credential.key, lookup) if credential else _NO_SHA256)
+    if credential is None or not matches or is_expired(credential.key, lookup, now):
         raise UnauthenticatedError(
             "the API key is not valid",
             reason="API_KEY_INVALID",
             hint="it may be mistyped, expired or deleted, or belong to another deployment; ask for a new one",
         )
-    return Credential(found.ApiKey, found.Tenant, lookup)
+    return credential
 
 
 def has_lookup(lookup: str) -> ColumnElement[bool]:

@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 import structlog
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.audit import DenialLog
 from controlplane.audit.denials import ANONYMOUS
 from controlplane.auth import bootstrap
-from controlplane.auth.exchange import (
-    Credential,
-    NamespaceGrant,
-    grant_namespace,
-    issue_token,
-    note_use,
-    require_active,
-    verify_api_key,
-)
+from controlplane.auth.exchange_queue import EXCHANGE_METHOD, Ask, Denied, ExchangeQueue, Granted
 from controlplane.auth.key_set import encode_key_set
 from controlplane.auth.signing_keys import SigningKeys
+from controlplane.caller import current_peer
 from controlplane.clock import Clock, utc_now
-from controlplane.db import Database, ServiceScope, ServiceTask, TenantScope, models, narrow
-from controlplane.node.registry import live_nodes
+from controlplane.db import Database, ServiceScope, ServiceTask
 from controlplane.rpc import Context, unary
 from controlplane.secrets import KeyEncryptionKey
 from controlplane.settings import TOKEN_LIFETIME_DEFAULT_S
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.errors import (
-    FailedPreconditionError,
     InvalidArgumentError,
-    PermissionDeniedError,
     UnauthenticatedError,
 )
 from saltern.names import ApiKeyId, NamespaceId, namespace_name, parse_identifier, parse_namespace_id
 from tenants.tokens import Audience
 
 _AUDIENCES: Final = {auth_pb2.AUDIENCE_CONTROL: Audience.CONTROL, auth_pb2.AUDIENCE_NODE: Audience.NODE}
-_EXCHANGE_METHOD: Final = "saltern.auth.v1.AuthService/ExchangeApiKey"
 _FIRST_API_KEY_ID: Final = "bootstrap-admin"
 
 _log = structlog.get_logger(__name__)
@@ -64,9 +51,10 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
         token_lifetime_s: int = TOKEN_LIFETIME_DEFAULT_S,
         clock: Clock = utc_now,
     ) -> None:
-        self._token_lifetime_s = token_lifetime_s
+        self._exchanges = ExchangeQueue(
+            database, key_encryption_key, keys, token_lifetime_s=token_lifetime_s, clock=clock
+        )
         self._database = database
-        self._key_encryption_key = key_encryption_key
         self._keys = keys
         self._denials = denials
         self._state_dir = state_dir
@@ -77,48 +65,20 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
         self, request: auth_pb2.ExchangeApiKeyRequest, context: Context
     ) -> auth_pb2.ExchangeApiKeyResponse:
         audience, namespace_id = _decode_audience(request)
-        now = self._clock()
-        actor, tenant = ANONYMOUS, None
-        try:
-            async with self._database.transaction(ServiceScope(ServiceTask.CREDENTIAL_LOOKUP)) as session:
-                credential = await verify_api_key(session, request.api_key, now)
-                actor, tenant = credential.name, credential.tenant_id
-                if tenant is not None:
-                    await narrow(session, TenantScope(tenant))
-                require_active(credential.tenant)
-                return await self._exchange(session, credential, audience, namespace_id, now)
-        except (UnauthenticatedError, PermissionDeniedError, FailedPreconditionError) as error:
-            _log.info("exchange refused", reason=error.reason)
-            # Outside the transaction, which is undone: an attempt belongs to the trail although nothing came of it.
+        outcome = await self._exchanges.exchange(Ask(request.api_key, audience, namespace_id, current_peer()))
+        if isinstance(outcome, Denied):
+            _log.info("exchange refused", reason=outcome.error.reason)
+            # Outside the transaction of the others: an attempt belongs to the trail although nothing came of it.
+            tenant = outcome.tenant
             await self._denials.record_denied(
-                error,
-                method=_EXCHANGE_METHOD,
+                outcome.error,
+                method=EXCHANGE_METHOD,
                 resource=namespace_name(tenant, namespace_id) if tenant and namespace_id else "",
                 tenant=tenant,
-                actor=actor,
+                actor=outcome.credential.name if outcome.credential else ANONYMOUS,
             )
-            raise
-
-    async def _exchange(
-        self,
-        session: AsyncSession,
-        credential: Credential,
-        audience: Audience,
-        namespace_id: NamespaceId | None,
-        now: datetime,
-    ) -> auth_pb2.ExchangeApiKeyResponse:
-        grant: NamespaceGrant | None = None
-        nodes: list[models.Node] = []
-        if namespace_id is not None:
-            grant = await grant_namespace(session, self._key_encryption_key, credential, namespace_id)
-            nodes = await live_nodes(session, now)
-        await note_use(session, credential, now)
-        key_ring = await self._keys.signing(session)
-        token, claims = issue_token(
-            key_ring, credential, audience, namespace_id, now=now, lifetime_s=self._token_lifetime_s
-        )
-        _log.info("token issued", subject=claims.subject, audience=audience.value, token_id=claims.token_id)
-        return _encode_exchange(token, claims.expires_at_s, credential, grant, nodes)
+            raise outcome.error
+        return _encode_exchange(outcome)
 
     @unary
     async def RedeemBootstrapToken(  # noqa: N802
@@ -161,11 +121,10 @@ def _decode_audience(request: auth_pb2.ExchangeApiKeyRequest) -> tuple[Audience,
     return audience, None
 
 
-def _encode_exchange(
-    token: str, expires_at_s: int, credential: Credential, grant: NamespaceGrant | None, nodes: list[models.Node]
-) -> auth_pb2.ExchangeApiKeyResponse:
-    response = auth_pb2.ExchangeApiKeyResponse(access_token=token, tenant_id=credential.tenant_id or "")
-    response.expire_time.FromSeconds(expires_at_s)
+def _encode_exchange(granted: Granted) -> auth_pb2.ExchangeApiKeyResponse:
+    response = auth_pb2.ExchangeApiKeyResponse(access_token=granted.token, tenant_id=granted.credential.tenant_id or "")
+    response.expire_time.FromSeconds(granted.claims.expires_at_s)
+    grant = granted.grant
     if grant is not None:
         response.salt_keys.extend(auth_pb2.SaltKey(epoch=epoch, key=key) for epoch, key in grant.salt_keys)
         response.model_fingerprint = grant.namespace.model_fingerprint
@@ -180,6 +139,6 @@ def _encode_exchange(
             host_id=node.host_id,
             tls_server_name=node.tls_server_name,
         )
-        for node in nodes
+        for node in granted.nodes
     )
     return response

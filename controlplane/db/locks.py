@@ -6,7 +6,9 @@ quota lock or that of the signing keys, the audit chain, the policy version.
 
 from __future__ import annotations
 
-from sqlalchemy import func, select
+from collections.abc import Iterable
+
+from sqlalchemy import ARRAY, Text, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 # First of the two numbers of an advisory lock: what it is for.
@@ -14,6 +16,7 @@ _AUDIT_CHAIN = 1
 _QUOTAS = 2
 _SIGNING_KEYS = 3
 _CHECKPOINT_KEYS = 4
+_LEASES = 5
 
 
 async def lock_audit_chain(session: AsyncSession, chain: str) -> None:
@@ -21,9 +24,26 @@ async def lock_audit_chain(session: AsyncSession, chain: str) -> None:
     await session.execute(select(func.pg_advisory_xact_lock(_AUDIT_CHAIN, func.hashtext(chain))))
 
 
+async def lock_audit_chains(session: AsyncSession, chains: Iterable[str]) -> None:
+    """As ``lock_audit_chain`` for several: in the order of the locks themselves, so that nobody waits crosswise."""
+    lock = func.hashtext(func.unnest(cast(list(chains), ARRAY(Text)))).label("lock")
+    ordered = select(lock).distinct().order_by(lock).subquery()
+    await session.execute(select(func.pg_advisory_xact_lock(_AUDIT_CHAIN, ordered.c.lock)))
+
+
 async def lock_quotas(session: AsyncSession) -> None:
     """One change of any reservation at a time: the sum over all tenants must hold still while it is checked (I5)."""
     await session.execute(select(func.pg_advisory_xact_lock(_QUOTAS, 0)))
+
+
+async def lock_leases(session: AsyncSession) -> None:
+    """One step of the leases at a time, of all control planes on the database (I4); before any row."""
+    await session.execute(select(func.pg_advisory_xact_lock(_LEASES, 0)))
+
+
+async def try_lock_leases(session: AsyncSession) -> bool:
+    """As ``lock_leases``, but without waiting: False if another transaction has the lock."""
+    return bool(await session.scalar(select(func.pg_try_advisory_xact_lock(_LEASES, 0))))
 
 
 async def lock_signing_keys(session: AsyncSession) -> None:

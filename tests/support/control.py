@@ -160,11 +160,16 @@ class Control:
         request = credentials_pb2.DeleteApiKeyRequest(name=name)
         await self.credentials.DeleteApiKey(request, metadata=await self.bearer(self.admin_key))
 
-    async def events(self, parent: str = "") -> list[audit_pb2.AuditEvent]:
-        """The newest events of a chain, newest first."""
+    async def events(self, parent: str = "", *, exchanges: bool = False) -> list[audit_pb2.AuditEvent]:
+        """The newest events of a chain, newest first; by default without the tokens that every call here needs."""
         request = audit_pb2.ListAuditEventsRequest(parent=parent, page_size=1000)
         response = await self.audit.ListAuditEvents(request, metadata=await self.bearer(self.admin_key))
-        return list(response.audit_events)
+        return [event for event in response.audit_events if exchanges or not _is_exchange(event)]
+
+
+def _is_exchange(event: audit_pb2.AuditEvent) -> bool:
+    granted = event.outcome == audit_pb2.AuditEvent.OUTCOME_SUCCESS
+    return granted and event.method.endswith("/ExchangeApiKey")
 
 
 @asynccontextmanager

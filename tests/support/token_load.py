@@ -6,12 +6,13 @@ that it was given, and what went wrong.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,9 +32,9 @@ class TokenLoad:
             self.kids.append(told["kid"])
 
 
-@contextmanager
-def token_load(control: str, api_key: str, wire_endpoints: list[str]) -> Iterator[TokenLoad]:
-    """Run the clients until the end of the block."""
+@asynccontextmanager
+async def token_load(control: str, api_key: str, wire_endpoints: list[str]) -> AsyncIterator[TokenLoad]:
+    """Run the clients until the end of the block; the control plane may be in this process, on this event loop."""
     command = [sys.executable, "-m", "tests.support.token_load", control, *wire_endpoints]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -46,7 +47,7 @@ def token_load(control: str, api_key: str, wire_endpoints: list[str]) -> Iterato
             yield load
         finally:
             process.stdin.close()
-            following.join(60)
+            await asyncio.to_thread(following.join, 60)
             if process.wait(60):
                 load.failures.append("the clients ended with an error")
 

@@ -1,0 +1,232 @@
+"""Exchanges that arrive while a transaction runs share the next one: group commit.
+
+::
+
+    exchange() ─┐
+    exchange() ─┼─> waiting ─> one transaction: keys, tenants, tokens, audit events, commit ─> every answer
+    exchange() ─┘      ^                                                                           |
+                       '------------- those that arrived meanwhile are the next batch <------------'
+
+Nobody waits for a batch to fill: an exchange that comes alone has a transaction of its own. No answer leaves before its
+audit event is committed (I11). One that is refused is refused alone; if the transaction fails, each is tried by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import select, tuple_
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.audit import Act, record_many
+from controlplane.auth.exchange import (
+    Credential,
+    NamespaceGrant,
+    find_api_keys,
+    grant_namespace,
+    issue_token,
+    note_use,
+    require_active,
+    verify_api_key,
+)
+from controlplane.auth.signing_keys import KeyRing, SigningKeys
+from controlplane.clock import Clock, utc_now
+from controlplane.db import Database, ServiceScope, ServiceTask, models
+from controlplane.node.registry import live_nodes
+from controlplane.secrets import KeyEncryptionKey, parse_api_key
+from saltern.errors import FailedPreconditionError, PermissionDeniedError, UnauthenticatedError
+from saltern.names import NamespaceId, TenantId, namespace_name
+from tenants.tokens import Audience, Claims
+
+EXCHANGE_METHOD: Final = "saltern.auth.v1.AuthService/ExchangeApiKey"
+BATCH_MAX: Final = 64
+#: Of one exchange alone; the rest of its batch goes on.
+REFUSALS: Final = (UnauthenticatedError, PermissionDeniedError, FailedPreconditionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One exchange as it was asked for.
+
+    Attributes:
+        namespace: for the audience node, None otherwise.
+        peer: where the call came from.
+    """
+
+    api_key: str = field(repr=False)
+    audience: Audience
+    namespace: NamespaceId | None
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What an exchange gives. ``nodes``: the live ones, where the token is for nodes."""
+
+    token: str = field(repr=False)
+    claims: Claims
+    credential: Credential
+    grant: NamespaceGrant | None
+    nodes: list[models.Node]
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A refusal, and whose it is as far as that is known: the credential's name and tenant."""
+
+    error: UnauthenticatedError | PermissionDeniedError | FailedPreconditionError
+    credential: Credential | None
+
+    @property
+    def tenant(self) -> TenantId | None:
+        return None if self.credential is None else self.credential.tenant_id
+
+
+@dataclass(slots=True)
+class _Waiting:
+    ask: Ask
+    answer: asyncio.Future[Granted | Denied]
+
+
+class ExchangeQueue:
+    """Exchanges API keys for tokens, many in one transaction. How many wait is bounded by the door's places."""
+
+    def __init__(
+        self,
+        database: Database,
+        key_encryption_key: KeyEncryptionKey,
+        keys: SigningKeys,
+        *,
+        token_lifetime_s: int,
+        clock: Clock = utc_now,
+    ) -> None:
+        self._database = database
+        self._key_encryption_key = key_encryption_key
+        self._keys = keys
+        self._token_lifetime_s = token_lifetime_s
+        self._clock = clock
+        self._waiting: deque[_Waiting] = deque()
+        self._running: asyncio.Task[None] | None = None
+
+    async def exchange(self, ask: Ask) -> Granted | Denied:
+        """The outcome, committed; raises what the database driver raises, and UnavailableError (NO_SIGNING_KEY)."""
+        waiting = _Waiting(ask, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._running is None:
+            self._running = asyncio.create_task(self._run(), name="exchanges")
+        return await waiting.answer
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_MAX))]
+                # Whoever has hung up is not answered, and nothing is issued for them.
+                await self._answer([waiting for waiting in batch if not waiting.answer.done()])
+        finally:
+            self._running = None
+            for waiting in self._waiting:
+                waiting.answer.cancel()
+
+    async def _answer(self, batch: list[_Waiting]) -> None:
+        try:
+            outcomes = await self._exchange([waiting.ask for waiting in batch])
+        except Exception as error:
+            if len(batch) == 1:
+                if not batch[0].answer.done():
+                    batch[0].answer.set_exception(error)
+                return
+            for waiting in batch:
+                await self._answer([waiting])
+            return
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            if not waiting.answer.done():
+                waiting.answer.set_result(outcome)
+
+    async def _exchange(self, asks: list[Ask]) -> list[Granted | Denied]:
+        """One transaction. Its scope is every tenant: a key says whose it is only when it has been found."""
+        now = self._clock()
+        async with self._database.transaction(ServiceScope(ServiceTask.CREDENTIAL_LOOKUP)) as session:
+            ring = await self._keys.signing(session)
+            found = await find_api_keys(session, _lookups(asks))
+            await _load_namespaces(session, asks, found.values())
+            nodes = await live_nodes(session, now) if any(ask.namespace is not None for ask in asks) else []
+            # Clients of one key often come together (an engine has many processes): what they share is derived once.
+            grants: dict[tuple[str, NamespaceId], NamespaceGrant] = {}
+            outcomes = [await self._issue(session, ask, found, grants, ring=ring, nodes=nodes, now=now) for ask in asks]
+            issued = [(ask, one) for ask, one in zip(asks, outcomes, strict=True) if isinstance(one, Granted)]
+            # In one order, so that two control planes that note the same keys do not wait crosswise.
+            used = {one.credential.lookup: one.credential for _, one in issued}
+            for lookup in sorted(used):
+                await note_use(session, used[lookup], now)
+            await record_many(session, (_act(ask, one) for ask, one in issued), now)
+        return outcomes
+
+    async def _issue(
+        self,
+        session: AsyncSession,
+        ask: Ask,
+        found: dict[str, Credential],
+        grants: dict[tuple[str, NamespaceId], NamespaceGrant],
+        *,
+        ring: KeyRing,
+        nodes: list[models.Node],
+        now: datetime,
+    ) -> Granted | Denied:
+        credential, grant = None, None
+        try:
+            credential = verify_api_key(found, ask.api_key, now)
+            require_active(credential.tenant)
+            if ask.namespace is not None:
+                grant = grants.get((credential.lookup, ask.namespace))
+                if grant is None:
+                    grant = await grant_namespace(session, self._key_encryption_key, credential, ask.namespace)
+                    grants[credential.lookup, ask.namespace] = grant
+        except REFUSALS as error:
+            return Denied(error, credential)
+        token, claims = issue_token(
+            ring, credential, ask.audience, ask.namespace, now=now, lifetime_s=self._token_lifetime_s
+        )
+        return Granted(token, claims, credential, grant, nodes if ask.namespace is not None else [])
+
+
+def _lookups(asks: Iterable[Ask]) -> list[str]:
+    lookups = []
+    for ask in asks:
+        try:
+            lookups.append(parse_api_key(ask.api_key))
+        except UnauthenticatedError:
+            continue  # malformed: refused when it is verified
+    return lookups
+
+
+async def _load_namespaces(session: AsyncSession, asks: list[Ask], found: Iterable[Credential]) -> None:
+    """Read at once what ``grant_namespace`` then finds in the session, instead of one by one."""
+    tenants = {credential.tenant.id for credential in found if credential.tenant is not None}
+    wanted = [(tenant, name) for tenant in tenants for name in {ask.namespace for ask in asks if ask.namespace}]
+    if wanted:
+        key = tuple_(models.Namespace.tenant_id, models.Namespace.id)
+        session.info["read ahead"] = [
+            *await session.scalars(select(models.Namespace).where(key.in_(wanted))),
+            *await session.scalars(select(models.SaltPolicy).where(models.SaltPolicy.tenant_id.in_(tenants))),
+        ]  # the session itself holds what it has read only weakly
+
+
+def _act(ask: Ask, granted: Granted) -> Act:
+    claims = granted.claims
+    resource = claims.subject
+    if claims.tenant is not None and ask.namespace is not None:
+        resource = namespace_name(claims.tenant, ask.namespace)
+    return Act(
+        tenant=claims.tenant,
+        actor=claims.subject,
+        role=claims.role,
+        peer=ask.peer,
+        method=EXCHANGE_METHOD,
+        resource=resource,
+        after={"audience": ask.audience.value, "token_id": claims.token_id, "expires_at_s": claims.expires_at_s},
+    )
