@@ -70,6 +70,21 @@ def quota_exceeded(owner: TenantCache, size_bytes: int) -> PutRefused:
     )
 
 
+def limit_lowered(owner: TenantCache, size_bytes: int) -> PutRefused:
+    """The limit was lowered below what is used, and the tenant's coldest entries are still leaving (I4)."""
+    budget = owner.budget
+    return PutRefused(
+        ResourceExhaustedError(
+            f"an entry of {size_bytes} bytes finds tenant {owner.tenant!r} at {budget.used_bytes} bytes, above its"
+            f" limit, which was lowered to {budget.limit_bytes} bytes; its coldest entries are leaving now",
+            reason="QUOTA_EXCEEDED",
+            hint="retry in a moment, or have the limit raised",
+            metadata=_books(owner),
+            retry_after_ms=HELD_RETRY_MS,
+        )
+    )
+
+
 def lease_expired(owner: TenantCache, size_bytes: int) -> PutRefused:
     """The node may not grow any more, and the tenant has less than this entry here to put it in place of (I9)."""
     return PutRefused(
