@@ -108,11 +108,34 @@ def error_from_rpc(error: grpc.RpcError, *, endpoint: str = "") -> SalternError:
     )
 
 
+#: How gRPC says that it does not accept a server's certificate; its status has no better place for it.
+_CERTIFICATE_WORDS = (
+    "CERTIFICATE_VERIFY_FAILED",
+    "certificate signature failure",
+    "Hostname Verification",
+    "Peer name",
+)
+
+
 def _foreign_error(code: int, message: str, endpoint: str) -> SalternError:
     """An error without our details: from the channel, a proxy or something that is not Saltern."""
     target = endpoint or "the endpoint"
     metadata = {"endpoint": endpoint} if endpoint else {}
     match code:
+        case StatusCode.UNAVAILABLE if any(words in message for words in _CERTIFICATE_WORDS):
+            return UnavailableError(
+                f"{target} showed a certificate that is not accepted: another authority's, another name's, or expired",
+                reason="TLS_CERTIFICATE_REFUSED",
+                hint="check the CA file of this client (--tls-ca), the name that it calls, and the server's --tls-cert",
+                metadata=metadata,
+            )
+        case StatusCode.UNAVAILABLE if "Ssl handshake failed" in message or "SSL_ERROR" in message:
+            return UnavailableError(
+                f"no TLS handshake with {target}",
+                reason="TLS_FAILED",
+                hint="check that it serves TLS, and whether it asks for a client certificate; plain text is not tried",
+                metadata=metadata,
+            )
         case StatusCode.UNAVAILABLE:
             return UnavailableError(
                 f"cannot reach {target}" + (f": {message}" if message else ""),

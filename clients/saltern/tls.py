@@ -230,7 +230,11 @@ def read_identity(certificate: Path, private_key: Path, now: datetime | None = N
 def read_authorities(path: Path) -> bytes:
     """Read a file of trusted certificates; raises as :func:`read_identity`."""
     pem = _read(path)
-    _parse_certificates(path, pem)
+    try:
+        # By OpenSSL, not cryptography: the latter warns of old roots in the system's list.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii"))
+    except (ssl.SSLError, ValueError):
+        raise _no_certificate(path) from None
     return pem
 
 
@@ -311,18 +315,21 @@ def _read(path: Path, *, is_secret: bool = False) -> bytes:
 
 def _parse_certificates(path: Path, pem: bytes) -> list[x509.Certificate]:
     try:
-        pem.decode("ascii")  # OpenSSL takes authorities as text
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
-        raise _unusable(
-            f"{path} holds no certificate that can be used",
-            "TLS_CERTIFICATE_MALFORMED",
-            "it must be PEM: -----BEGIN CERTIFICATE-----",
-        ) from None
+        raise _no_certificate(path) from None
 
 
 def _public_bytes(key: object) -> bytes:
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined, no-any-return]
+
+
+def _no_certificate(path: Path) -> FailedPreconditionError:
+    return _unusable(
+        f"{path} holds no certificate that can be used",
+        "TLS_CERTIFICATE_MALFORMED",
+        "it must be PEM: -----BEGIN CERTIFICATE-----",
+    )
 
 
 def _unusable(message: str, reason: str, hint: str) -> FailedPreconditionError:
