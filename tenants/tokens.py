@@ -217,7 +217,9 @@ def _parse_object(segment: str) -> dict[str, Any]:
         raise ValueError(name)
 
     try:
-        parsed = json.loads(_segment_bytes(segment), object_pairs_hook=unique, parse_constant=no_constant)
+        # Decoded here: of bytes, json would also take UTF-16, UTF-32 and a byte order mark.
+        text = _segment_bytes(segment).decode("utf-8")
+        parsed = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
     except (ValueError, RecursionError):
         _refuse("TOKEN_MALFORMED", "a part of the token is not one JSON object with unique names")
     if not isinstance(parsed, dict):

@@ -24,7 +24,7 @@ from saltern.errors import (
 from saltern.rpc_errors import error_from_rpc
 from tenants.roles import Role
 from tenants.tokens import Audience
-from tests.support.bad_tokens import bad_tokens
+from tests.support.bad_tokens import bad_tokens, leaked
 from tests.support.static_node import ISSUER, KID, MIB, StaticNode, static_node
 from tests.support.waiting import wait_until
 from tests.support.wire_client import block, connect_tcp, key
@@ -86,7 +86,7 @@ def test_put_get_lookup_delete_and_the_wire_door_sees_the_same(channel: grpc.Cha
     assert deleted.deleted_blocks == 1
 
 
-def test_i1_no_bad_token_is_let_in(channel: grpc.Channel, node: StaticNode) -> None:
+def test_i1_no_bad_token_is_let_in(channel: grpc.Channel, node: StaticNode, capfd: pytest.CaptureFixture[str]) -> None:
     now_s = int(time.time())
     other_key = Ed25519PrivateKey.generate()
     table = bad_tokens(node.signing_key, other_key, KID, issuer=ISSUER, audience=Audience.NODE, now_s=now_s)
@@ -94,6 +94,8 @@ def test_i1_no_bad_token_is_let_in(channel: grpc.Channel, node: StaticNode) -> N
         with pytest.raises(UnauthenticatedError) as caught:
             GrpcClient(channel, ("authorization", f"Bearer {token}")).get(key(1))
         assert caught.value.reason == expected_reason, name
+        assert leaked(table, repr(vars(caught.value))) == [], name
+    assert leaked(table, "".join(capfd.readouterr())) == []
 
 
 @pytest.mark.parametrize(
