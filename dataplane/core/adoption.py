@@ -75,9 +75,16 @@ def adopt_snapshot(pool: Pool, policy: NodePolicy, eviction: Eviction, snapshot:
 
     for offset, extent_bytes in used_runs:
         pool.extents.take(ArenaOffset(offset), extent_bytes)
+    for part in restored:
+        for entry in part.entries:
+            pool.extents.divide(entry.offset)
     evicted_entries = 0
     for part in restored:
         _attach(pool, part, policy.tenants[part.owner.tenant], is_same_order=snapshot.eviction == eviction)
+    if pool.layout is not None:
+        for part in restored:
+            for entry in part.entries:
+                pool.layout.add(entry)
     for part in restored:
         evicted_entries += pool.evict_down_to_limit(part.owner)
         pool.changed(part.owner)

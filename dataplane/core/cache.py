@@ -23,6 +23,7 @@ from typing import Final
 from dataplane.core import refusals
 from dataplane.core.admission import check_partition, epoch_not_available, namespace_not_available
 from dataplane.core.adoption import Adopted, adopt_snapshot
+from dataplane.core.compaction import Relocate
 from dataplane.core.entry import Entry, EntryState, Pin, Promotion, PutRefused, PutTicket
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.extents import ArenaOffset, round_up
@@ -328,6 +329,14 @@ class CacheCore:
         It takes the bytes before it returns: their memory may be somebody else's right after (I2, I7).
         """
         self._pool.demote = demote
+
+    def on_relocate(self, relocate: Relocate) -> None:
+        """Let entries be moved for a put that finds no room in one piece, and have ``relocate`` copy their bytes.
+
+        Call it before there are entries. The copies are to be made one after the other and all before it returns;
+        nobody holds what is moved (I7). Without it nothing is moved, and such a put is refused.
+        """
+        self._pool.move_with(relocate)
 
     def promote_start(self, partition: Partition, key: BlockKey, now_ns: int) -> Promotion | None:
         """Set memory aside for an entry that is on SSD; None if there is none to promote, or no room for it (I4)."""

@@ -5,6 +5,8 @@ finds both neighbours and merges with them at once, and by exact size, so that a
 extent that is large enough. Sizes are kept in one sorted list: n distinct sizes need at least n(n+1)/2 granules, so a
 64 GiB arena of 4 KiB granules never has more than 5,793 of them, and a binary search in C finds the best fit.
 
+One byte for each granule marks where an extent begins, free or not, so that a search in C finds the one before another.
+
 All lengths are integer bytes and multiples of :data:`GRANULE_BYTES`. The allocator keeps no list of what is allocated;
 the entries do, and :meth:`dataplane.core.cache.CacheCore.check_invariants` compares the two (I8).
 """
@@ -12,6 +14,9 @@ the entries do, and :meth:`dataplane.core.cache.CacheCore.check_invariants` comp
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from heapq import nlargest
+from itertools import islice
 from typing import Final, NewType
 
 from saltern.errors import InternalError
@@ -19,6 +24,7 @@ from saltern.errors import InternalError
 ArenaOffset = NewType("ArenaOffset", int)  #: bytes from the start of the arena
 
 GRANULE_BYTES: Final = 4096
+_GRANULE_SHIFT: Final = 12
 
 
 def round_up(size_bytes: int) -> int:
@@ -29,7 +35,15 @@ def round_up(size_bytes: int) -> int:
 class Extents:
     """Allocator over the offsets 0 to ``capacity_bytes``, which is rounded down to whole granules."""
 
-    __slots__ = ("_size_by_start", "_sizes", "_start_by_end", "_starts_by_size", "capacity_bytes", "free_bytes")
+    __slots__ = (
+        "_begins",
+        "_size_by_start",
+        "_sizes",
+        "_start_by_end",
+        "_starts_by_size",
+        "capacity_bytes",
+        "free_bytes",
+    )
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes: Final = capacity_bytes & -GRANULE_BYTES
@@ -38,8 +52,10 @@ class Extents:
         self._start_by_end: dict[int, int] = {}
         self._starts_by_size: dict[int, dict[int, None]] = {}
         self._sizes: list[int] = []
+        self._begins = bytearray(self.capacity_bytes >> _GRANULE_SHIFT)
         if self.capacity_bytes:
             self._add(0, self.capacity_bytes)
+            self._begins[0] = 1
             self.free_bytes = self.capacity_bytes
 
     @property
@@ -64,31 +80,31 @@ class Extents:
         del self._size_by_start[start], self._start_by_end[start + size]
         if size > extent_bytes:
             self._add(start + extent_bytes, size - extent_bytes)
+            self._begins[start + extent_bytes >> _GRANULE_SHIFT] = 1
         self.free_bytes -= extent_bytes
         # In CPython a sum of large ints keeps room for a carry, 48 bytes in place of 32; a shift makes it exact. The
         # offset lives as long as its entry.
         return ArenaOffset(start >> 0)
 
     def take(self, offset: ArenaOffset, extent_bytes: int) -> None:
-        """Take exactly this extent, such as one that an entry had before a restart.
-
-        Constant time where it begins a free extent, and for extents taken in ascending order out of an empty arena;
-        else linear in the number of free extents.
+        """Take exactly this extent, such as one that an entry had before a restart or is moved to.
 
         Raises:
             InternalError: not all of it is free, or it is not whole granules (BAD_EXTENT).
         """
         start: int = offset
         end = start + extent_bytes
-        free_start = self._start_of_free(start)
+        free_start = self._begins.rfind(1, 0, (start >> _GRANULE_SHIFT) + 1) << _GRANULE_SHIFT
         free_end = free_start + self._size_by_start.get(free_start, 0)
         if extent_bytes <= 0 or (start | extent_bytes) % GRANULE_BYTES or not free_start <= start < end <= free_end:
             raise InternalError(f"extent {start}+{extent_bytes} is not free", reason="BAD_EXTENT")
         self._remove(free_start, free_end - free_start)
         if free_start < start:
             self._add(free_start, start - free_start)
+            self._begins[start >> _GRANULE_SHIFT] = 1
         if end < free_end:
             self._add(end, free_end - end)
+            self._begins[end >> _GRANULE_SHIFT] = 1
         self.free_bytes -= extent_bytes
 
     def free(self, offset: ArenaOffset, extent_bytes: int) -> None:
@@ -104,17 +120,50 @@ class Extents:
         before = self._start_by_end.get(start)
         if before is not None:
             self._remove(before, start - before)
+            self._begins[start >> _GRANULE_SHIFT] = 0
             start = before
         after_bytes = self._size_by_start.get(end)
         if after_bytes is not None:
             self._remove(end, after_bytes)
+            self._begins[end >> _GRANULE_SHIFT] = 0
             end += after_bytes
         self._add(start, end - start)
         self.free_bytes += extent_bytes
 
+    def divide(self, start: int) -> None:
+        """Note that an extent begins at ``start``, inside of what was taken at once."""
+        self._begins[start >> _GRANULE_SHIFT] = 1
+
     def free_extents(self) -> list[tuple[int, int]]:
         """Return (start, length in bytes) of every free extent, by start."""
         return sorted(self._size_by_start.items())
+
+    # ---- what lies where, for who looks for room
+
+    def free_from(self, start: int) -> int:
+        """Length of the free extent that begins at ``start``; 0 if none does."""
+        return self._size_by_start.get(start, 0)
+
+    def free_up_to(self, end: int) -> int:
+        """Length of the free extent that ends at ``end``; 0 if none does."""
+        return end - self._start_by_end.get(end, end)
+
+    def begin_before(self, end: int) -> int:
+        """Where the extent begins, free or not, that ends at ``end``, the end of an extent above 0."""
+        return self._begins.rfind(1, 0, end >> _GRANULE_SHIFT) << _GRANULE_SHIFT
+
+    def longest_free(self, count: int) -> list[tuple[int, int]]:
+        """Return (start, length in bytes) of the ``count`` longest free extents, longest first."""
+        longest = ((start, size) for size in reversed(self._sizes) for start in self._starts_by_size[size])
+        return list(islice(longest, count))
+
+    def sizes(self) -> Sequence[int]:
+        """Every length that a free extent has, ascending; only to read, until the allocator changes."""
+        return self._sizes
+
+    def starts_of(self, size: int) -> Iterator[int]:
+        """Where the free extents of exactly this length begin."""
+        return iter(self._starts_by_size[size])
 
     def trial(self) -> TrialFree:
         """Begin a trial: what would be free if some extents were, without freeing them."""
@@ -130,19 +179,16 @@ class Extents:
             previous_end = start + size
             assert self._start_by_end[previous_end] == start
             assert start in self._starts_by_size[size]
+            assert self._begins[start >> _GRANULE_SHIFT]
         assert previous_end <= self.capacity_bytes
         assert len(self._start_by_end) == len(extents) == sum(map(len, self._starts_by_size.values()))
         assert self._sizes == sorted(self._starts_by_size) and all(self._starts_by_size.values())
         assert self.free_bytes == sum(size for _, size in extents)
 
-    def _start_of_free(self, start: int) -> int:
-        """Start of the last free extent that begins at ``start`` or before; 0 if none does."""
-        if start in self._size_by_start or not self._size_by_start:
-            return start
-        newest = next(reversed(self._size_by_start))
-        if newest <= start < newest + self._size_by_start[newest]:
-            return newest
-        return max((free for free in self._size_by_start if free < start), default=0)
+    def check_begins(self, starts: Sequence[int]) -> None:
+        """Assert that extents, free or not, begin exactly at ``starts``."""
+        assert all(self._begins[start >> _GRANULE_SHIFT] for start in starts), "an extent's begin is not marked"
+        assert self._begins.count(1) == len(starts), "a begin is marked where no extent begins"
 
     def _add(self, start: int, size: int) -> None:
         self._size_by_start[start] = size
@@ -192,3 +238,8 @@ class TrialFree:
         self._run_end_by_start[start] = end
         self._run_start_by_end[end] = start
         return start, end
+
+    def longest_runs(self, count: int) -> list[tuple[int, int]]:
+        """Return (start, length in bytes) of the ``count`` longest runs so far, longest first."""
+        runs = ((end - start, -start) for start, end in self._run_end_by_start.items())
+        return [(-start, size) for size, start in nlargest(count, runs)]

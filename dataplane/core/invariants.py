@@ -31,6 +31,8 @@ def check_invariants(pool: Pool) -> None:
     pool.borrowers.check_invariants(pool.tenants.values())
     pool.held.check_invariants(pool.tenants.values())
     _check_arena(entries, pool.extents)
+    if pool.layout is not None:
+        pool.layout.check_invariants(entries)
 
 
 def _check_tenant(tenant: TenantId, owner: TenantCache, detached: Mapping[Entry, None]) -> list[Entry]:
@@ -75,4 +77,5 @@ def _check_arena(entries: list[Entry], extents: Extents) -> None:
         assert start == end, f"the arena has a gap or an overlap at {end}"
         end = start + length
     assert end == extents.capacity_bytes
+    extents.check_begins([start for start, _ in pieces])
     assert all(entry.extent_bytes == round_up(entry.size_bytes) for entry in entries)

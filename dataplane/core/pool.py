@@ -6,18 +6,20 @@ memory, books and indexes in step, so that the invariants hold between any two c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from dataplane.core import refusals
 from dataplane.core.borrowers import Borrowers
+from dataplane.core.compaction import Move, Relocate
 from dataplane.core.entry import Entry, EntryState, PutRefused
 from dataplane.core.extents import ArenaOffset, Extents
 from dataplane.core.held import HeldBeyond
+from dataplane.core.layout import Layout
 from dataplane.core.partition import Partition
 from dataplane.core.tenant_cache import PartitionIndex, TenantCache
 from dataplane.core.usage import EvictionCause
-from dataplane.core.victims import choose_victims
+from dataplane.core.victims import choose_room
 from saltern.keys import BlockKey
 from saltern.names import TenantId
 
@@ -38,6 +40,8 @@ class Pool:
         last_ns: the latest time that a touch has had.
         demote: told of every entry that is evicted, while its bytes are still there; it must take them before it
             returns, and must not call back into the pool.
+        layout: where every entry lies; None if none can be moved.
+        compactions, moved_bytes: puts that had entries moved, and lengths of those entries; they only grow.
         digest: XXH3-64 over so many bytes of the arena from an offset on; needed once entries are adopted.
     """
 
@@ -52,6 +56,10 @@ class Pool:
         self._lengths: dict[int, int] = {}
         self.last_ns = 0
         self.demote: Callable[[Entry], None] | None = None
+        self.layout: Layout | None = None
+        self._relocate: Relocate | None = None
+        self.compactions = 0
+        self.moved_bytes = 0
         self.digest: Callable[[ArenaOffset, int], int] | None = None
 
     def advance(self, now_ns: int) -> int:
@@ -59,10 +67,23 @@ class Pool:
         self.last_ns = last_ns = now_ns if now_ns > self.last_ns else self.last_ns + 1
         return last_ns
 
+    def move_with(self, relocate: Relocate) -> None:
+        """Have ``relocate`` copy the bytes of entries that are moved; before there are any."""
+        self._relocate = relocate
+        self.layout = Layout(self.entries)
+
+    def entries(self) -> Iterator[Entry]:
+        """Every entry that occupies memory."""
+        for owner in self.tenants.values():
+            for index in owner.partitions.values():
+                yield from index.entries.values()
+                yield from index.writing.values()
+        yield from self.detached
+
     def admit(
         self, index: PartitionIndex, key: BlockKey, size_bytes: int, extent_bytes: int, now_ns: int
     ) -> Entry | PutRefused:
-        """Charge an entry and set its memory aside (I4), evicting what must go; or refuse and evict nothing (I6).
+        """Charge an entry and set its memory aside (I4), evicting and moving what must; or refuse and do neither (I6).
 
         The entry is not larger than the limit and the arena: the caller has checked.
         """
@@ -76,16 +97,22 @@ class Pool:
         if offset is None:
             if budget.used_bytes + extent_bytes - budget.limit_bytes > budget.evictable_bytes:
                 return refusals.quota_exceeded(owner, size_bytes)
-            victims = choose_victims(self.extents, owner, self.borrowers, extent_bytes, self.advance(now_ns))
-            if victims is None:
+            room = choose_room(
+                self.extents, owner, self.borrowers, extent_bytes, self.advance(now_ns), layout=self.layout
+            )
+            if room is None:
                 return refusals.node_full(owner, size_bytes, self.extents.free_bytes)
-            self._make_room(owner, victims, budget.used_bytes + extent_bytes - budget.limit_bytes)
+            self._make_room(owner, room.victims, budget.used_bytes + extent_bytes - budget.limit_bytes)
+            if room.moves:
+                self._move(room.moves)
             offset = self.extents.allocate(extent_bytes)
-            assert offset is not None, "the victims were chosen to make one free extent"
+            assert offset is not None, "victims and moves were chosen to make one free extent"
         budget.begin(size_bytes, extent_bytes)
         self.changed(owner)
         size_bytes, extent_bytes = self._share(size_bytes), self._share(extent_bytes)
         entry = index.writing[key] = Entry(key, index, offset, size_bytes, extent_bytes)
+        if self.layout is not None:
+            self.layout.add(entry)
         return entry
 
     def publish(self, entry: Entry, checksum: int, now_ns: int) -> None:
@@ -117,6 +144,8 @@ class Pool:
             del self.detached[entry]
         else:
             del entry.index.writing[entry.key]
+        if self.layout is not None:
+            self.layout.remove(entry)
         self.extents.free(entry.offset, entry.extent_bytes)
         owner.budget.abort(entry.size_bytes, entry.extent_bytes)
         self.changed(owner)
@@ -226,6 +255,21 @@ class Pool:
                 self.evict(victim, EvictionCause.OWN_LIMIT if excess_bytes > 0 else EvictionCause.OWN_PUT)
             excess_bytes -= victim.extent_bytes
 
+    def _move(self, moves: list[tuple[Entry, int]]) -> None:
+        """Give entries that nobody holds other memory, and copy their bytes there."""
+        assert self._relocate is not None and self.layout is not None, "moves are planned only where they can be done"
+        copies = [Move(entry.offset, target, entry.size_bytes) for entry, target in moves]
+        self._relocate(copies)
+        for entry, target in moves:
+            assert not entry.pins, "I7: an entry moved under its reader"
+            self.layout.remove(entry)
+            self.extents.free(entry.offset, entry.extent_bytes)
+            entry.offset = ArenaOffset(target >> 0)  # an exact int, see Extents.allocate
+            self.extents.take(entry.offset, entry.extent_bytes)
+            self.layout.add(entry)
+        self.compactions += 1
+        self.moved_bytes += sum(copy.size_bytes for copy in copies)
+
     def _is_intact(self, entry: Entry) -> bool:
         assert self.digest is not None, "adopting set it"
         return self.digest(entry.offset, entry.size_bytes) == entry.checksum
@@ -241,6 +285,8 @@ class Pool:
 
     def _free(self, entry: Entry) -> None:
         owner = entry.index.owner
+        if self.layout is not None:
+            self.layout.remove(entry)
         self.extents.free(entry.offset, entry.extent_bytes)
         owner.budget.release(entry.size_bytes, entry.extent_bytes)
         self.forget_if_empty(owner)

@@ -16,7 +16,10 @@ What is protected is the whole reservation, or under earning reservations the pa
 old as at weight 100. With equal weights and LRU inside each tenant it is plain LRU over the pool.
 
 Where bytes are free but scattered, the same order is followed until the victims and the free extents between them make
-one run that is long enough; only victims inside that run are evicted.
+one run that is long enough; only victims inside that run are evicted. Before a put so costs others much more than its
+own length, or is refused, other entries are moved out of the way (:mod:`dataplane.core.compaction`): as soon as it has
+considered as many bytes as it brings, and once more each time that these have doubled; and before it considers anything
+where more is free, in pieces, than one part in :data:`SCATTERED_PARTS` of the arena, since that much lies idle.
 """
 
 from __future__ import annotations
@@ -27,28 +30,46 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from dataplane.core.borrowers import Borrowers, Kind, Record
+from dataplane.core.compaction import Looks, plan_room
 from dataplane.core.entry import Entry
 from dataplane.core.extents import Extents
+from dataplane.core.layout import Layout
 from dataplane.core.tenant_cache import TenantCache
 
 #: Most entries that one put may consider: 64 MiB of single granules, twice over.
 VICTIMS_MAX: Final = 32_768
+#: So small a part of the arena may lie idle in pieces before entries are moved rather than evicted.
+SCATTERED_PARTS: Final = 64
 _WEIGHT_UNIT: Final = 100
 #: Entries of a tenant that caching does not serve count as so many times as old.
 _IDLE_AGE_FACTOR: Final = 16
 
 
-def choose_victims(
-    extents: Extents, requester: TenantCache, borrowers: Borrowers, extent_bytes: int, now_ns: int
-) -> list[Entry] | None:
-    """Choose the entries to evict so that ``extent_bytes`` of ``requester`` fit its limit and one free extent.
+class Room(NamedTuple):
+    """What makes room for one entry: whom to evict, then (entry, new offset) of whom to move, in that order."""
+
+    victims: list[Entry]
+    moves: list[tuple[Entry, int]]
+
+
+def choose_room(
+    extents: Extents,
+    requester: TenantCache,
+    borrowers: Borrowers,
+    extent_bytes: int,
+    now_ns: int,
+    *,
+    layout: Layout | None = None,
+) -> Room | None:
+    """Choose whom to evict and whom to move so that an entry of ``requester`` fits its limit and one free extent.
 
     Args:
         borrowers: every tenant above what is protected of its own.
         now_ns: not before the last touch.
+        layout: which entry lies where; None if none can be moved.
 
     Returns:
-        The victims, perhaps none; or None if the put must be refused. Nothing is changed either way.
+        Victims and moves, perhaps none; or None if the put must be refused. Nothing is changed either way (I6).
     """
     budget = requester.budget
     own = _Candidate(requester)
@@ -58,25 +79,48 @@ def choose_victims(
         return None
     trial = extents.trial()
     longest_bytes = extents.largest_free_bytes
+    considered_bytes = 0
     while excess_bytes > 0:
         entry = own.take()
         victims.append(entry)
         excess_bytes -= entry.extent_bytes
+        considered_bytes += entry.extent_bytes
         start, end = trial.add(entry.offset, entry.extent_bytes)
         longest_bytes = max(longest_bytes, end - start)
     if longest_bytes >= extent_bytes:
-        return victims
+        return Room(victims, [])
 
     own_victims = len(victims)
+    looks = Looks.of(extent_bytes)
+
+    def compact() -> Room | None:
+        """Room within what is considered so far, by moving entries."""
+        if layout is None or not layout.is_mixed or extents.free_bytes + considered_bytes < extent_bytes:
+            return None
+        plan = plan_room(extents, layout, trial, victims, extent_bytes=extent_bytes, looks=looks)
+        if plan is None:
+            return None
+        rest = (victim for victim in victims[own_victims:] if victim in plan.leaving)
+        return Room([*victims[:own_victims], *rest], plan.moves)
+
+    compact_from_bytes = extent_bytes
+    is_scattered = extents.free_bytes >= max(extent_bytes, extents.capacity_bytes // SCATTERED_PARTS)
+    if is_scattered and considered_bytes < compact_from_bytes and (room := compact()):
+        return room
     for entry in _coldest_first(own, borrowers, extent_bytes, now_ns):
+        if considered_bytes >= compact_from_bytes:
+            if room := compact():
+                return room
+            compact_from_bytes = 2 * considered_bytes
         victims.append(entry)
+        considered_bytes += entry.extent_bytes
         start, end = trial.add(entry.offset, entry.extent_bytes)
         if end - start >= extent_bytes:
             in_run = (victim for victim in victims[own_victims:] if start <= victim.offset < end)
-            return [*victims[:own_victims], *in_run]
+            return Room([*victims[:own_victims], *in_run], [])
         if len(victims) >= VICTIMS_MAX:
             break
-    return None
+    return compact()
 
 
 @dataclass(slots=True, eq=False, init=False)

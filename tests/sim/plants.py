@@ -78,7 +78,9 @@ def _take_below_the_reservation(original: Any) -> Any:
 
 
 def _lend_and_not_give_back(original: Any) -> Any:
-    return lambda extents, requester, borrowers, *rest: original(extents, requester, Borrowers(), *rest)
+    return lambda extents, requester, borrowers, *rest, **named: original(
+        extents, requester, Borrowers(), *rest, **named
+    )
 
 
 def _forget_to_purge_an_epoch(original: Any) -> Any:
@@ -217,8 +219,8 @@ def _ignore_reservations(original: Any) -> Any:
 
 
 def _refuse_instead_of_evicting(original: Any) -> Any:
-    return lambda extents, requester, borrowers, extent_bytes, now_ns: (
-        original(extents, requester, borrowers, extent_bytes, now_ns) if requester.budget.weight < 1000 else None
+    return lambda extents, requester, *rest, **named: (
+        original(extents, requester, *rest, **named) if requester.budget.weight < 1000 else None
     )
 
 
@@ -308,7 +310,7 @@ PLANTS: dict[str, Plant] = {
     "evict what is being read": Plant("I7", victims_module._Candidate, "_advance", _evict_what_is_being_read),
     "take below the reservation": Plant("I5", victims_module._Candidate, "__init__", _take_below_the_reservation),
     "ignore reservations": Plant("I5", Pool, "admit", _ignore_reservations),
-    "lend and not give back": Plant("I5", pool_module, "choose_victims", _lend_and_not_give_back),
+    "lend and not give back": Plant("I5", pool_module, "choose_room", _lend_and_not_give_back),
     "forget to purge an epoch": Plant("I12", PolicyInForce, "_apply_namespaces", _forget_to_purge_an_epoch),
     "take a new namespace for the old": Plant("I12", PolicyInForce, "_apply_namespaces", _take_new_namespace_for_old),
     "serve a suspended tenant": Plant("I12", PolicyInForce, "_apply_namespaces", _serve_a_suspended_tenant),
@@ -319,7 +321,7 @@ PLANTS: dict[str, Plant] = {
     "reuse the memory of a purged put": Plant("I7", Pool, "purge", _reuse_the_memory_of_a_purged_put),
     "evict before refusing": Plant("I6", Pool, "admit", _evict_before_refusing),
     "wipe for what can never fit": Plant("I6", CacheCore, "_precheck", _wipe_for_what_can_never_fit),
-    "refuse instead of evicting": Plant("I6", pool_module, "choose_victims", _refuse_instead_of_evicting),
+    "refuse instead of evicting": Plant("I6", pool_module, "choose_room", _refuse_instead_of_evicting),
     "grow past the limit": Plant("I4", Pool, "admit", _grow_past_the_limit),
     "keep what is above a lowered limit": Plant("I4", Pool, "evict_down_to_limit", _keep_what_is_above_a_lowered_limit),
     "publish into a closed partition": Plant("I12", CacheCore, "put_commit", _publish_into_a_closed_partition),

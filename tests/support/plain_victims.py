@@ -39,7 +39,7 @@ class _Books:
 def plain_victims(
     extents: Extents, requester: TenantCache, tenants: Iterable[TenantCache], extent_bytes: int, now_ns: int
 ) -> list[Entry] | None:
-    """What ``choose_victims`` must answer; ``tenants`` are all there are."""
+    """What ``choose_room`` must answer; ``tenants`` are all there are."""
     own = _Books(requester)
     others = [_Books(owner) for owner in tenants if owner is not requester]
     excess_bytes = own.used_bytes + extent_bytes - requester.budget.limit_bytes

@@ -16,7 +16,7 @@ from dataplane.core.borrowers import Borrowers
 from dataplane.core.entry import Pin, PutTicket
 from dataplane.core.eviction import Eviction
 from dataplane.core.reservations import Reservations
-from dataplane.core.victims import choose_victims
+from dataplane.core.victims import Room, choose_room
 from tests.support.cache_node import Node, key_of, make_policy, node_of
 from tests.support.plain_victims import plain_victims
 
@@ -53,15 +53,15 @@ def judged() -> Iterator[list[int]]:
     """Every choice of the core is compared with the oracle's; yields how many victims each choice had."""
     chosen: list[int] = []
 
-    def choose(extents: Any, requester: Any, borrowers: Borrowers, extent_bytes: int, now_ns: int) -> Any:
+    def choose(extents: Any, requester: Any, borrowers: Borrowers, extent_bytes: int, now_ns: int, **_: Any) -> Any:
         owners = CURRENT[-1].core._pool.tenants.values()
         expected = plain_victims(extents, requester, owners, extent_bytes, now_ns)
-        victims = choose_victims(extents, requester, borrowers, extent_bytes, now_ns)
-        assert victims == expected
-        chosen.append(len(victims or ()))
-        return victims
+        room = choose_room(extents, requester, borrowers, extent_bytes, now_ns)
+        assert room == (None if expected is None else Room(expected, []))
+        chosen.append(0 if room is None else len(room.victims))
+        return room
 
-    with patch.object(pool_module, "choose_victims", choose):
+    with patch.object(pool_module, "choose_room", choose):
         yield chosen
 
 
