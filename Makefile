@@ -12,7 +12,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sim isolation chaos noisy lint format bench bench-scale bench-peers core-cost ssd-cost proto proto-check clean
+.PHONY: help setup demo test sim isolation chaos noisy lint format bench bench-scale bench-peers bench-control core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -65,6 +65,9 @@ bench-scale: setup  ## measure with 10^6 entries and with 10,000 tenants; writes
 
 bench-peers: setup  ## install the other stores that make bench measures, each into an environment of its own
 	@$(BIN)/python -m saltern.bench.peers.install build/bench/peers $(PEERS)
+
+bench-control: setup  ## measure the control plane beside bare limits: BENCH_CONTROL_ARGS="--output json"
+	@$(BIN)/python -m controlplane.bench_control $(BENCH_CONTROL_ARGS)
 
 ssd-cost: setup  ## measure the SSD tier beside its device: SSD_COST_ARGS="--folder /nvme --recovery-entries 1000000"
 	@$(BIN)/python -m dataplane.bench_ssd $(SSD_COST_ARGS)
