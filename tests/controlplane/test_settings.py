@@ -72,6 +72,18 @@ def test_plain_text_stays_on_this_host_unless_allowed() -> None:
         load_settings(**GIVEN, listen=f"{host}:0")
 
 
+def test_with_tls_other_hosts_are_served_without_allow_plaintext_but_metrics_are_not() -> None:
+    tls = {"tls_cert": Path("cert.pem"), "tls_key": Path("key.pem")}
+    settings = load_settings(**GIVEN, **tls, listen="0.0.0.0:0", metrics_listen="127.0.0.1:0")
+    assert settings.tls is not None and settings.tls.certificate == Path("cert.pem")
+    with pytest.raises(FailedPreconditionError) as caught:
+        load_settings(**GIVEN, **tls, listen="0.0.0.0:0", metrics_listen="0.0.0.0:0")
+    assert caught.value.reason == "PLAINTEXT_REFUSED" and "--metrics-listen" in caught.value.message
+    with pytest.raises(InvalidArgumentError) as half:
+        load_settings(**GIVEN, tls_cert=Path("cert.pem"))
+    assert half.value.reason == "TLS_OPTIONS_INCOMPLETE"
+
+
 def test_endpoints_are_written_as_they_are_read() -> None:
     for text in ("127.0.0.1:7700", "[::1]:0", "localhost:65535"):
         assert str(parse_endpoint(text)) == text

@@ -10,6 +10,7 @@ from dataplane.settings import SSD_MIN_BYTES, NodeSettings, SsdSettings, parse_m
 from saltern.endpoints import Endpoint
 from saltern.errors import FailedPreconditionError, InvalidArgumentError
 from saltern.names import NodeId
+from saltern.tls import ServerTls
 
 LOOPBACK = Endpoint("127.0.0.1", 0)
 
@@ -29,6 +30,16 @@ def test_plain_text_beyond_this_host_needs_to_be_asked_for() -> None:
             NodeSettings(**arguments)  # type: ignore[arg-type]
         assert caught.value.reason == "PLAINTEXT_REFUSED"
         NodeSettings(**arguments, allow_plaintext=True)  # type: ignore[arg-type]
+
+
+def test_with_tls_other_hosts_are_served_without_asking_but_metrics_are_not() -> None:
+    everywhere = Endpoint("0.0.0.0", 0)
+    tls = ServerTls(Path("cert.pem"), Path("key.pem"))
+    settings = NodeSettings(NodeId("n"), everywhere, everywhere, 2**20, tls=tls, metrics_listen=LOOPBACK)
+    assert settings.listening_in_plain_text == {"--metrics-listen": LOOPBACK}
+    with pytest.raises(FailedPreconditionError) as caught:
+        NodeSettings(NodeId("n"), everywhere, everywhere, 2**20, tls=tls, metrics_listen=everywhere)
+    assert caught.value.reason == "PLAINTEXT_REFUSED" and "--metrics-listen" in caught.value.message
 
 
 def test_a_node_needs_some_memory() -> None:
