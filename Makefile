@@ -12,7 +12,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sim isolation chaos noisy lint format bench bench-scale bench-peers bench-control core-cost ssd-cost proto proto-check clean
+.PHONY: help setup demo test sim sim-leases isolation chaos noisy lint format bench bench-scale bench-peers bench-control core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -34,6 +34,9 @@ test: setup  ## run the tests
 SEEDS ?= 1000
 sim: setup  ## simulate a node's core: SEEDS=n worlds of 1000 steps, every rule checked after every step
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS) $(SIM_ARGS)
+
+sim-leases: setup  ## simulate leases of quotas: SEEDS=n worlds of nodes, replicas and a faulty network
+	@$(BIN)/python -m tests.sim_leases --seeds $(SEEDS) $(SIM_ARGS)
 
 isolation: setup  ## print what isolation holds, case by case
 	@$(BIN)/python -m tests.isolation $(ISOLATION_ARGS)

@@ -42,6 +42,7 @@ from controlplane.db import Database, connect
 from controlplane.db.catalogue import require_row_security
 from controlplane.files import announced, make_folder
 from controlplane.metrics import ControlMetrics, serving_metrics
+from controlplane.node.lease_keeper import LeaseKeeper
 from controlplane.node.policy_feed import PolicyFeed
 from controlplane.node.registry import LOST_AFTER
 from controlplane.node.service import NodeService
@@ -163,6 +164,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         key_encryption_key, keys = await _load_keys(settings, database, clock)
         denials = DenialLog(database, clock)
         feed = PolicyFeed(settings.database_url.get_secret_value())
+        leases = LeaseKeeper(database, clock, lease_duration=timedelta(seconds=settings.lease_duration_s))
         metrics = ControlMetrics(database, clock)
         server = grpc.aio.server(
             interceptors=[metrics, AuthenticationDoor(TokenVerifier(database, keys, clock), denials)],
@@ -192,7 +194,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
             ),
         )
         node_pb2_grpc.add_NodeServiceServicer_to_server(
-            NodeService(database=database, feed=feed, denials=denials, clock=clock), server
+            NodeService(database=database, feed=feed, keeper=leases, denials=denials, clock=clock), server
         )
         health_service = await _add_health_and_reflection(server, SERVICE_NAMES)
         tls = None if settings.tls is None else ReloadingTls(settings.tls, _log)
@@ -200,6 +202,8 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
 
         following = asyncio.create_task(feed.run(), name="policy feed")
         stack.push_async_callback(_cancel, following)
+        leasing = asyncio.create_task(leases.run(), name="leases")
+        stack.push_async_callback(_cancel, leasing)
         keeper = KeyKeeper(
             database,
             key_encryption_key,

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from controlplane.core.lease_terms import LEASE_DURATION_DEFAULT_S
 from saltern.endpoints import Endpoint, check_plaintext, parse_endpoint
 from saltern.errors import InvalidArgumentError
 from saltern.tls import ServerTls, server_tls
@@ -17,6 +18,8 @@ CONTROL_PORT_DEFAULT = 7700
 METRICS_PORT_DEFAULT = 7704
 TOKEN_LIFETIME_DEFAULT_S = 600
 TOKEN_LIFETIME_MIN_S = 5
+LEASE_DURATION_MIN_S = 10
+LEASE_DURATION_MAX_S = 24 * 3600
 SIGNING_KEY_MAX_AGE_DEFAULT_S = 30 * 86400
 SIGNING_KEY_MAX_AGE_MIN_S = 3600
 SIGNING_KEY_MAX_AGE_MAX_S = 366 * 86400
@@ -40,7 +43,9 @@ class ControlSettings(BaseSettings):
         tls_cert, tls_key: ``SALTERN_CONTROL_TLS_CERT``, ``SALTERN_CONTROL_TLS_KEY``: files; neither for plain text.
         tls_client_ca: ``SALTERN_CONTROL_TLS_CLIENT_CA``: turn away whoever shows no certificate of this authority.
         token_lifetime_s: ``SALTERN_TOKEN_LIFETIME_S``: a shorter one ends the use of a revoked key sooner, at the
-            price of more exchanges; 5 s to the hour that verifiers accept. The same on every control plane.
+            price of more exchanges; 5 s to the hour that verifiers accept.
+        lease_duration_s: ``SALTERN_LEASE_DURATION_S``: how long a node may grow without an answer of the control plane,
+            and how long its part of quotas stays idle when it is lost; 10 s to a day. The same on every control plane.
         signing_key_max_age_s: ``SALTERN_SIGNING_KEY_MAX_AGE_S``: a key that has signed tokens for so long is followed
             by a new one; an hour to a year.
         audit_checkpoint_dir: ``SALTERN_AUDIT_CHECKPOINT_DIR``: where signed checkpoints of the audit trail are kept; a
@@ -72,6 +77,12 @@ class ControlSettings(BaseSettings):
         ge=TOKEN_LIFETIME_MIN_S,
         le=LIFETIME_MAX_S,
         validation_alias=AliasChoices("SALTERN_TOKEN_LIFETIME_S"),
+    )
+    lease_duration_s: int = Field(
+        default=LEASE_DURATION_DEFAULT_S,
+        ge=LEASE_DURATION_MIN_S,
+        le=LEASE_DURATION_MAX_S,
+        validation_alias=AliasChoices("SALTERN_LEASE_DURATION_S"),
     )
     signing_key_max_age_s: int = Field(
         default=SIGNING_KEY_MAX_AGE_DEFAULT_S,

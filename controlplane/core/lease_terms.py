@@ -15,8 +15,11 @@ life: ``lease_version`` goes with every renewal, and it counts only for who goes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
+
+from saltern.names import NodeId
 
 #: How long a node may grow without an answer of the control plane; tokens of clients last as long.
 LEASE_DURATION_DEFAULT_S: Final = 600
@@ -31,15 +34,13 @@ class LeaseTerms:
     """Of one node.
 
     Attributes:
-        fencing_epoch: of the registered process.
-        state_id: of the state folder that this process has locked; empty if it did not say.
+        state_id: of the state folder that the registered process has locked; empty if it did not say.
         settled_version: the newest policy with nothing left above its limits.
         lease_version: renewals count only for who goes by this policy or a later one.
         expire_ms: when whoever may hold leases of this node stops growing; None if nobody may.
         from_ms: until then an earlier process may hold them, and this one gets nothing; None if it has them.
     """
 
-    fencing_epoch: int = 0
     state_id: str = ""
     settled_version: int = 0
     lease_version: int = 0
@@ -54,6 +55,56 @@ class LeaseTerms:
     def has_run_out(self, now_ms: int) -> bool:
         """Whether nobody grows by what was leased, so that it can be given to others once it is reclaimed."""
         return self.expire_ms is None or now_ms >= max(self.expire_ms, self.from_ms or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One node at a look at all of them.
+
+    Attributes:
+        is_lost: it has been silent for too long.
+        is_draining: its leases are to go to the others.
+    """
+
+    terms: LeaseTerms
+    is_lost: bool
+    is_draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What the time that has passed makes due: nodes whose wait is over, and nodes to take leases back from."""
+
+    admit: tuple[NodeId, ...] = ()
+    reclaim: tuple[NodeId, ...] = ()
+
+
+def due(nodes: Mapping[NodeId, Standing], now_ms: int) -> Due:
+    """Look at all nodes; to be asked again every second or so.
+
+    A lost node keeps its leases past their end as long as there is nobody to give them to, so that a cluster that was
+    cut off as a whole, or a single node, comes back to what it had.
+    """
+    heirs = {
+        node
+        for node, standing in nodes.items()
+        if not standing.is_lost and standing.terms.takes_leases and not standing.is_draining
+    }
+    return Due(
+        admit=tuple(
+            node
+            for node, standing in nodes.items()
+            if standing.terms.from_ms is not None and now_ms >= standing.terms.from_ms
+        ),
+        reclaim=tuple(
+            node
+            for node, standing in nodes.items()
+            if standing.is_lost
+            and standing.terms.takes_leases
+            and standing.terms.has_run_out(now_ms)
+            and heirs - {node}
+        ),
+    )
 
 
 def registered(before: LeaseTerms, state_id: str, now_ms: int, duration_ms: int, version: int) -> LeaseTerms:
@@ -71,7 +122,6 @@ def registered(before: LeaseTerms, state_id: str, now_ms: int, duration_ms: int,
         waits_ms = max(waits_ms or 0, before.expire_ms or 0)
     after = replace(
         before,
-        fencing_epoch=before.fencing_epoch + 1,
         state_id=state_id,
         lease_version=version,
         from_ms=waits_ms,

@@ -73,25 +73,32 @@ def believed_bytes(holding: Holding, member: Member) -> int:
     return holding.granted_bytes if member.settled_version >= holding.version else holding.believed_bytes
 
 
-def lease(quota_bytes: int, holdings: Holdings, members: Members, version: int) -> dict[NodeId, Holding]:
+def lease(
+    quota_bytes: int, holdings: Holdings, members: Members, version: int, reserved_bytes: Mapping[NodeId, int]
+) -> dict[NodeId, Holding]:
     """Follow a quota, its members and what they have settled: one step towards the targets.
 
     Args:
         holdings: of members only; one that is not named holds nothing.
         version: of the policy that will carry the result.
+        reserved_bytes: each member's part of the reservation, by capacity.
 
     Returns:
         The holdings that change.
     """
-    return step(quota_bytes, holdings, members, place(quota_bytes, holdings, members), version)
+    targets = place(quota_bytes, holdings, members, reserved_bytes)
+    return step(quota_bytes, holdings, members, targets, version)
 
 
-def place(quota_bytes: int, holdings: Holdings, members: Members) -> dict[NodeId, int]:
+def place(
+    quota_bytes: int, holdings: Holdings, members: Members, reserved_bytes: Mapping[NodeId, int]
+) -> dict[NodeId, int]:
     """Where the quota should lie now: a target for every member.
 
     As long as the members stay, so do the proportions. Who leaves is followed by the others in proportion, so that
     nobody loses because of it; who joins gets what its capacity is of all, and everybody gives for it in proportion.
-    Where nobody takes leases, the targets stay: a quota that nobody could use is not worth moving.
+    Where that would leave a node less than its part of the reservation, it begins again by capacity (I5). Where nobody
+    takes leases, the targets stay: a quota that nobody could use is not worth moving.
     """
     targets = {node: holdings.get(node, NOTHING).target_bytes for node in members}
     takers = {node: member.capacity_bytes for node, member in members.items() if member.takes_leases}
@@ -99,6 +106,8 @@ def place(quota_bytes: int, holdings: Holdings, members: Members) -> dict[NodeId
     if not taker_bytes:
         return split_bytes(quota_bytes, targets) if sum(targets.values()) > quota_bytes else targets
     by_capacity = split_bytes(quota_bytes, takers)
+    if any(targets[node] < min(reserved_bytes.get(node, 0), by_capacity[node]) for node in takers):
+        targets = dict.fromkeys(members, 0)
     is_placed = sum(targets[node] for node in takers) == quota_bytes == sum(targets.values())
     if is_placed and all(targets[node] or not by_capacity[node] for node in takers):
         return targets
@@ -129,13 +138,15 @@ def step(
     before = {node: holdings.get(node, NOTHING) for node in members}
     believed = {node: believed_bytes(before[node], member) for node, member in members.items()}
     granted = {node: min(before[node].granted_bytes, targets[node]) for node in members}
-    # What it has not given back yet costs nobody anything to leave there.
-    for node in members:
-        granted[node] += min(targets[node] - granted[node], believed[node] - granted[node])
-    wanted = {node: targets[node] - granted[node] for node in members}
-    free_bytes = max(0, quota_bytes - sum(believed.values()))
-    for node, gained_bytes in split_bytes(min(free_bytes, sum(wanted.values())), wanted).items():
-        granted[node] += gained_bytes
+    free_bytes = quota_bytes - sum(believed.values())
+    # Below zero the quota was lowered, and some node may go by more or by less than it is granted: nothing grows.
+    if free_bytes >= 0:
+        # What it has not given back yet costs nobody anything to leave there.
+        for node in members:
+            granted[node] += min(targets[node] - granted[node], believed[node] - granted[node])
+        wanted = {node: targets[node] - granted[node] for node in members}
+        for node, gained_bytes in split_bytes(min(free_bytes, sum(wanted.values())), wanted).items():
+            granted[node] += gained_bytes
     changed: dict[NodeId, Holding] = {}
     for node, old in before.items():
         is_new = granted[node] != old.granted_bytes

@@ -4,9 +4,9 @@ Shares are proportional to the nodes' capacities, in integer bytes, by the large
 node first gets its quotient rounded down, then the bytes left over go one each to the largest remainders. Ties go to
 the smaller node identifier, so every process computes the same split.
 
-A share belongs to a node as long as the node is registered, whether it is reachable or not: a node that cannot be
-reached may still hold what it was given (I9), so handing its share to others could pass the quota. Shares as leases
-that expire, and can then be given to others, build on this function.
+Limits are leased, so that they can follow demand and leave lost nodes (:mod:`controlplane.core.leases`); a split by
+capacity is where they begin. Reservations and rates are split here and nowhere else: by the capacities of all nodes
+that are registered, whether they can be reached or not.
 
 Rates follow the bytes: a node that holds a quarter of a tenant's quota serves a quarter of its rate, so what is
 promised to a cluster holds however clients are spread, without nodes that talk to each other. The price is the same as
@@ -46,21 +46,17 @@ def split_bytes(total_bytes: int, capacities_bytes: Mapping[NodeId, int]) -> dic
     return shares
 
 
-def split_quota(quota: TierQuota, capacities_bytes: Mapping[NodeId, int]) -> dict[NodeId, TierQuota]:
-    """Split the limit and the reservation of a quota; the weight is relative and stays as it is.
+def split_reserved(quota: TierQuota, capacities_bytes: Mapping[NodeId, int]) -> dict[NodeId, int]:
+    """Split the reservation of a quota over nodes, those that cannot be reached included.
 
     Reservations are rounded down on every node: where all reservations together fit the cluster's capacity, each
     node's shares then fit its own (I5). Rounding up could promise a node a byte more than it has. What is lost is less
-    than one byte for each node.
+    than one byte for each node. The part of a node that is lost stays its own: the others may not have the room.
     """
     capacity_bytes = sum(capacities_bytes.values())
     return {
-        node: TierQuota(
-            reserved_bytes=quota.reserved_bytes * capacities_bytes[node] // capacity_bytes if capacity_bytes else 0,
-            limit_bytes=limit_bytes,
-            weight=quota.weight,
-        )
-        for node, limit_bytes in split_bytes(quota.limit_bytes, capacities_bytes).items()
+        node: quota.reserved_bytes * own_bytes // capacity_bytes if capacity_bytes else 0
+        for node, own_bytes in capacities_bytes.items()
     }
 
 

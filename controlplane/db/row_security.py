@@ -49,6 +49,8 @@ class ServiceTask(StrEnum):
     AUDIT_CHECKPOINT = "checkpoints of audit chains"
     #: A node serves every tenant.
     POLICY_SNAPSHOT = "policy snapshot"
+    #: Quotas of every tenant are spread over the nodes.
+    LEASES = "leases"
 
 
 @dataclass(frozen=True, slots=True)

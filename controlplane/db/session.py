@@ -91,6 +91,12 @@ class Database:
         await self.engine.dispose()
 
 
+def scope_of_session(session: AsyncSession) -> Scope | None:
+    """Whose rows the transaction in progress may touch."""
+    scope: Scope | None = session.info.get(_SCOPE)
+    return scope
+
+
 async def narrow(session: AsyncSession, scope: TenantScope) -> None:
     """From here on the transaction may touch the rows of one tenant only: once it is known whose it is (I2)."""
     session.info[_SCOPE] = scope

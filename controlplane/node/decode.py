@@ -38,12 +38,14 @@ def decode_facts(request: node_pb2.RegisterNodeRequest) -> NodeFacts:
         capacities_bytes=capacities,
         software_version=_text("software_version", request.software_version),
         tls_server_name=_text("tls_server_name", endpoint.tls_server_name),
+        state_id=_text("state_id", request.state_id),
     )
 
 
 def decode_books(request: node_pb2.ReportUsageRequest) -> list[TenantBooks]:
     """Decode a usage report; raises InvalidArgumentError."""
     _count("applied_version", request.applied_version)
+    _count("settled_version", request.settled_version)
     books: dict[str, TenantBooks] = {}
     for usage in request.tenants:
         tenant = parse_tenant_id(usage.tenant_id)

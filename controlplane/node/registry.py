@@ -15,8 +15,10 @@ from typing import Final
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from controlplane.core import lease_terms
 from controlplane.db import models
 from controlplane.db.locks import lock_quotas
+from controlplane.node.lease_rows import store_terms, terms_of, to_ms
 from saltern.errors import AbortedError
 from saltern.names import NodeId, TenantId
 from tenants.quota import Tier, check_reservations
@@ -24,6 +26,7 @@ from tenants.quota import Tier, check_reservations
 REPORT_INTERVAL_S: Final = 2
 #: A node that has not reported for so long is taken to be lost.
 LOST_AFTER: Final = timedelta(seconds=3 * REPORT_INTERVAL_S)
+_MS: Final = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class NodeFacts:
 
     Attributes:
         tls_server_name: what its certificate is to be verified by; empty for a node that serves plain text.
+        state_id: of the state folder that the process has locked; empty if it does not say.
     """
 
     wire_endpoint: str
@@ -41,6 +45,7 @@ class NodeFacts:
     capacities_bytes: Mapping[Tier, int]
     software_version: str
     tls_server_name: str = ""
+    state_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,8 @@ class TenantBooks:
     ssd: Mapping[str, int] | None
 
 
-async def register(session: AsyncSession, node: NodeId, facts: NodeFacts, now: datetime) -> int:
-    """Store a registration; return the new fencing epoch.
+async def register(session: AsyncSession, node: NodeId, facts: NodeFacts, now: datetime) -> models.Node:
+    """Store a registration under a new fencing epoch; return the row, locked, for :func:`begin_lease` to complete.
 
     Raises:
         FailedPreconditionError: RESERVATIONS_ABOVE_CAPACITY: the node comes back smaller, and what is left no longer
@@ -93,14 +98,31 @@ async def register(session: AsyncSession, node: NodeId, facts: NodeFacts, now: d
     }
     row = await session.get(models.Node, node, with_for_update=True)
     if row is None:
-        session.add(models.Node(id=node, fencing_epoch=1, **columns))
-        await session.flush()
-        return 1
-    for name, value in columns.items():
-        setattr(row, name, value)
-    row.fencing_epoch += 1
+        row = models.Node(id=node, fencing_epoch=1, settled_version=0, lease_version=0, state_id="", **columns)
+        session.add(row)
+    else:
+        for name, value in columns.items():
+            setattr(row, name, value)
+        row.fencing_epoch += 1
     await session.flush()
-    return row.fencing_epoch
+    return row
+
+
+def begin_lease(row: models.Node, state_id: str, now: datetime, duration: timedelta, version: int) -> None:
+    """Begin the lease of the process that registers, with policy ``version``."""
+    store_terms(row, lease_terms.registered(terms_of(row), state_id, to_ms(now), duration // _MS, version))
+
+
+def renew_lease(row: models.Node, now: datetime, duration: timedelta) -> None:
+    """The node has reported, and is answered that it may grow for ``duration`` from when it sent the report."""
+    store_terms(row, lease_terms.renewed(terms_of(row), to_ms(now), duration // _MS))
+
+
+def settle(row: models.Node, version: int) -> bool:
+    """Note what the node has settled; return whether that is news, so that others may be given something."""
+    before = row.settled_version
+    store_terms(row, lease_terms.settled(terms_of(row), version))
+    return row.settled_version > before
 
 
 async def live_nodes(session: AsyncSession, now: datetime) -> list[models.Node]:
@@ -130,12 +152,6 @@ async def require_current(
             metadata={"node": node},
         )
     return row
-
-
-async def store_applied_version(session: AsyncSession, node: NodeId, fencing_epoch: int, version: int) -> None:
-    """Note which policy version a node has applied; raises AbortedError as :func:`require_current`."""
-    row = await require_current(session, node, fencing_epoch, lock=True)
-    row.applied_version = version
 
 
 async def replace_usage(session: AsyncSession, node: NodeId, books: Iterable[TenantBooks], now: datetime) -> None:

@@ -16,8 +16,9 @@ from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, bump_policy_version
 from controlplane.node import registry
 from controlplane.node.decode import decode_books, decode_facts
+from controlplane.node.lease_keeper import LeaseKeeper
 from controlplane.node.policy_feed import PolicyFeed
-from controlplane.node.snapshot import compose_policy, encode_policy, read_policy_rows
+from controlplane.node.snapshot import compose_policy, encode_policy, read_policy_rows, read_version
 from controlplane.rpc import Context, stream, unary
 from saltern.errors import InvalidArgumentError, PermissionDeniedError
 from saltern.names import NodeId, node_name, parse_node_id
@@ -33,9 +34,18 @@ _log = structlog.get_logger(__name__)
 class NodeService(node_pb2_grpc.NodeServiceServicer):
     """Serves cache nodes; every method needs the role node."""
 
-    def __init__(self, *, database: Database, feed: PolicyFeed, denials: DenialLog, clock: Clock = utc_now) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        feed: PolicyFeed,
+        keeper: LeaseKeeper,
+        denials: DenialLog,
+        clock: Clock = utc_now,
+    ) -> None:
         self._database = database
         self._feed = feed
+        self._keeper = keeper
         self._denials = denials
         self._clock = clock
 
@@ -47,7 +57,15 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         node, facts = parse_node_id(request.node_id), decode_facts(request)
         now = self._clock()
         async with self._database.transaction() as session:
-            fencing_epoch = await registry.register(session, node, facts, now)
+            row = await registry.register(session, node, facts, now)
+
+            async def begin_lease() -> int:
+                """The shares of every node depend on this one's capacity; and a stream of the node's previous process
+                wakes up and finds itself fenced."""
+                version = await bump_policy_version(session, now)
+                registry.begin_lease(row, facts.state_id, now, self._keeper.lease_duration, version)
+                return version
+
             await record(
                 session,
                 tenant=None,
@@ -56,17 +74,23 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 resource=node_name(node),
                 now=now,
                 after={
-                    "fencing_epoch": fencing_epoch,
+                    "fencing_epoch": row.fencing_epoch,
                     "wire_endpoint": facts.wire_endpoint,
                     "tls_server_name": facts.tls_server_name,
                     "capacities_bytes": {tier.value: size for tier, size in facts.capacities_bytes.items()},
                 },
-                # The shares of every node depend on this one's capacity; and a stream of the node's previous process
-                # wakes up and finds itself fenced.
-                bump_policy=lambda: bump_policy_version(session, now),
+                bump_policy=begin_lease,
             )
-        _log.info("node registered", node=node, fencing_epoch=fencing_epoch)
-        response = node_pb2.RegisterNodeResponse(name=node_name(node), fencing_epoch=fencing_epoch)
+        _log.info(
+            "node registered",
+            node=node,
+            fencing_epoch=row.fencing_epoch,
+            waits_until=row.lease_from_time and row.lease_from_time.isoformat(),
+        )
+        response = node_pb2.RegisterNodeResponse(
+            name=node_name(node), fencing_epoch=row.fencing_epoch, lease_version=row.lease_version
+        )
+        response.lease_duration.FromTimedelta(self._keeper.lease_duration)
         response.report_interval.FromTimedelta(timedelta(seconds=registry.REPORT_INTERVAL_S))
         return response
 
@@ -112,8 +136,15 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             row = await registry.require_current(session, node, request.fencing_epoch, lock=True)
             row.last_report_time = now
             row.applied_version = request.applied_version
+            has_settled = registry.settle(row, request.settled_version)
+            registry.renew_lease(row, now, self._keeper.lease_duration)
             await registry.replace_usage(session, node, books, now)
-        return node_pb2.ReportUsageResponse()
+            newest_version = await read_version(session)
+        if has_settled:
+            self._keeper.wake()
+        response = node_pb2.ReportUsageResponse(lease_version=row.lease_version, policy_version=newest_version)
+        response.lease_duration.FromTimedelta(self._keeper.lease_duration)
+        return response
 
     async def _authorise(self, method: str) -> Caller:
         """The caller, if it is a node; an attempt by anybody else is audited (I11)."""
@@ -129,8 +160,9 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     async def _next_policy(self, node: NodeId, fencing_epoch: int) -> node_pb2.PolicySnapshot:
         async with self._database.transaction() as session:
             await registry.require_current(session, node, fencing_epoch)
-        rows = await read_policy_rows(self._database)
-        return encode_policy(compose_policy(rows, node), rows.key_set, self._clock())
+        await self._keeper.settle()
+        rows = await read_policy_rows(self._database, node)
+        return encode_policy(compose_policy(rows, node), rows.key_set, self._clock(), self._keeper.lease_duration)
 
     async def _follow_answers(
         self, requests: AsyncIterator[node_pb2.StreamPolicyRequest], first: node_pb2.StreamPolicyRequest
@@ -152,4 +184,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                     error_message=answer.error_message[:_ERROR_MESSAGE_MAX_CHARS],
                 )
             async with self._database.transaction() as session:
-                await registry.store_applied_version(session, node, answer.fencing_epoch, answer.applied_version)
+                row = await registry.require_current(session, node, answer.fencing_epoch, lock=True)
+                row.applied_version = answer.applied_version
+                has_settled = registry.settle(row, answer.settled_version)
+            if has_settled:
+                self._keeper.wake()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -18,8 +18,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.auth.key_set import encode_key_set
 from controlplane.auth.signing_keys import load_key_set
 from controlplane.clock import ceiling_s
-from controlplane.core.quota_split import split_quota, split_rates
+from controlplane.core.quota_split import split_rates, split_reserved
 from controlplane.db import Database, ServiceScope, ServiceTask, models
+from controlplane.node.lease_rows import QuotaKey, read_granted_bytes
 from controlplane.node.registry import capacity_bytes
 from saltern.admin.v1 import quotas_pb2, tenants_pb2
 from saltern.names import NamespaceId, NodeId, TenantId
@@ -48,12 +49,13 @@ class PolicyRows:
     namespaces: list[models.Namespace]
     salt_policies: list[models.SaltPolicy]
     nodes: list[models.Node]
+    granted_bytes: Mapping[QuotaKey, int]
     revocations: list[models.TokenRevocation]
     key_set: KeySet
 
 
-async def read_policy_rows(database: Database) -> PolicyRows:
-    """Read everything that any node's policy depends on, in one REPEATABLE READ transaction."""
+async def read_policy_rows(database: Database, node: NodeId) -> PolicyRows:
+    """Read everything that the policy of ``node`` depends on, in one REPEATABLE READ transaction."""
     scope = ServiceScope(ServiceTask.POLICY_SNAPSHOT)
     async with database.transaction(scope, isolation_level="REPEATABLE READ") as session:
         return PolicyRows(
@@ -64,6 +66,7 @@ async def read_policy_rows(database: Database) -> PolicyRows:
             namespaces=list(await session.scalars(select(models.Namespace).order_by(models.Namespace.id))),
             salt_policies=list(await session.scalars(select(models.SaltPolicy))),
             nodes=list(await session.scalars(select(models.Node))),
+            granted_bytes=await read_granted_bytes(session, node),
             revocations=list(await session.scalars(select(models.TokenRevocation))),
             key_set=await load_key_set(session),
         )
@@ -77,16 +80,19 @@ async def read_version(session: AsyncSession) -> int:
 def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
     """What ``node`` must know: its share of quotas and rates (I4) and the namespaces that exist. Holds no secret.
 
-    The shares of one version never sum past the quota. While a new version is on its way, a node that gains may apply
-    it before a node that loses: only shares held as leases, handed on when given back, can rule that out.
+    The limit is what it is leased, and nothing while an earlier process of the node may hold that; its part of the
+    reservation fits in there (I5).
     """
     capacities = {tier: _capacities(rows.nodes, tier) for tier in Tier}
+    waits = any(row.id == node and row.lease_from_time is not None for row in rows.nodes)
     quotas: dict[str, dict[Tier, TierQuota]] = defaultdict(dict)
     for row in rows.quotas:
         quota = TierQuota(reserved_bytes=row.reserved_bytes, limit_bytes=row.limit_bytes, weight=row.weight)
-        share = split_quota(quota, capacities[row.tier]).get(node)
-        if share is not None:
-            quotas[row.tenant_id][row.tier] = share
+        granted_bytes = 0 if waits else rows.granted_bytes.get((TenantId(row.tenant_id), row.tier), 0)
+        # Leases follow a lowered quota with the next version; this one must not grant more than is left.
+        limit_bytes = min(granted_bytes, quota.limit_bytes)
+        reserved_bytes = split_reserved(quota, capacities[row.tier]).get(node, 0) if quota.reserved_bytes else 0
+        quotas[row.tenant_id][row.tier] = TierQuota(min(reserved_bytes, limit_bytes), limit_bytes, quota.weight)
     rates: dict[str, RateLimits] = {}
     for rate_row in rows.rates:
         limits = RateLimits(
@@ -123,10 +129,14 @@ def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
     )
 
 
-def encode_policy(policy: NodePolicy, key_set: KeySet, create_time: datetime) -> node_pb2.PolicySnapshot:
-    """Encode a snapshot for the wire."""
+def encode_policy(
+    policy: NodePolicy, key_set: KeySet, create_time: datetime, lease_duration: timedelta | None = None
+) -> node_pb2.PolicySnapshot:
+    """Encode a snapshot for the wire; ``lease_duration`` is how long its limits hold, None for ever."""
     snapshot = node_pb2.PolicySnapshot(version=policy.version, key_set=encode_key_set(key_set))
     snapshot.create_time.FromDatetime(create_time)
+    if lease_duration is not None:
+        snapshot.lease_duration.FromTimedelta(lease_duration)
     snapshot.tenants.extend(_encode_tenants(policy.tenants))
     return snapshot
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.quota_split import split_bytes, split_quota, split_rate, split_rates
+from controlplane.core.quota_split import split_bytes, split_rate, split_rates, split_reserved
 from saltern.errors import InvalidArgumentError
 from saltern.names import NodeId
 from tenants.quota import BYTES_MAX, RATE_MAX, RateLimits, TierQuota
@@ -30,13 +30,14 @@ def test_a_share_is_within_one_byte_of_proportional(total_bytes: int, nodes: dic
             assert abs(share * capacity_bytes - total_bytes * nodes[node]) < capacity_bytes
 
 
-@given(st.integers(0, BYTES_MAX), st.integers(0, BYTES_MAX), st.integers(1, 1000), capacities)
-def test_i5_a_share_is_a_valid_quota(a_bytes: int, b_bytes: int, weight: int, nodes: dict[NodeId, int]) -> None:
-    quota = TierQuota(reserved_bytes=min(a_bytes, b_bytes), limit_bytes=max(a_bytes, b_bytes), weight=weight)
-    shares = split_quota(quota, nodes)
-    assert sum(share.limit_bytes for share in shares.values()) <= quota.limit_bytes
-    assert sum(share.reserved_bytes for share in shares.values()) <= quota.reserved_bytes
-    assert all(share.weight == weight for share in shares.values())
+@given(st.integers(0, BYTES_MAX), st.integers(0, BYTES_MAX), capacities)
+def test_i5_a_part_of_a_reservation_fits_the_part_of_its_limit(
+    a_bytes: int, b_bytes: int, nodes: dict[NodeId, int]
+) -> None:
+    quota = TierQuota(reserved_bytes=min(a_bytes, b_bytes), limit_bytes=max(a_bytes, b_bytes))
+    reserved, limits = split_reserved(quota, nodes), split_bytes(quota.limit_bytes, nodes)
+    assert sum(reserved.values()) <= quota.reserved_bytes
+    assert all(reserved[node] <= limits[node] for node in nodes)
 
 
 @given(capacities, st.lists(st.integers(0, 1000), min_size=1, max_size=5), st.integers(0, 1000))
@@ -45,9 +46,9 @@ def test_i5_reservations_that_fit_the_cluster_fit_every_node(
 ) -> None:
     capacity_bytes, whole = sum(nodes.values()), sum(parts) + free
     quotas = [capacity_bytes * part // whole if whole else 0 for part in parts]
-    reserved = [split_quota(TierQuota(min(q, BYTES_MAX), BYTES_MAX), nodes) for q in quotas]
+    reserved = [split_reserved(TierQuota(min(q, BYTES_MAX), BYTES_MAX), nodes) for q in quotas]
     for node, own_bytes in nodes.items():
-        assert sum(shares[node].reserved_bytes for shares in reserved) <= own_bytes
+        assert sum(shares[node] for shares in reserved) <= own_bytes
 
 
 @given(st.integers(0, BYTES_MAX), capacities)

@@ -1,0 +1,76 @@
+"""What must hold after every event, and what must come to hold when every fault has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from controlplane.core.leases import NOTHING
+from tests.sim_leases.control import ControlPlane
+from tests.sim_leases.process import POLICY_AGE_MAX_MS, Process
+
+#: How much longer than it counts a process's clock may take.
+_CLOCK_SLACK = 1.001
+
+
+def check_instant(control: ControlPlane, processes: Iterable[Process], now_ms: int) -> None:
+    """I4, I9 and the bound on stale policy, at one instant."""
+    serving = [process for process in processes if process.is_serving(now_ms)]
+    growing = [process for process in serving if process.may_grow(now_ms)]
+    for tenant in control.quotas:
+        for node in {process.node for process in growing}:
+            of_node = sum(_exposed_bytes(process, tenant) for process in growing if process.node == node)
+            believed = control.believed_bytes(tenant, node)
+            assert of_node <= believed, f"I4: {node} goes by {of_node} of {tenant}, the books say {believed}"
+        total = sum(_exposed_bytes(process, tenant) for process in growing)
+        # What is in transfer when a limit is lowered ends first; until then the process is still under the old one.
+        oldest = min((process.core.settled_version for process in growing), default=control.version)
+        ceiling = _ceiling_bytes(control, tenant, oldest)
+        assert total <= ceiling, f"I4: nodes go by {total} of {tenant}, whose quota was at most {ceiling}"
+    for process in serving:
+        version = process.core.policy.version
+        superseded_ms = control.version_times.get(version + 1, now_ms)
+        stale_ms = now_ms - superseded_ms
+        assert stale_ms <= POLICY_AGE_MAX_MS * _CLOCK_SLACK, f"I9: {process.node} serves a policy {stale_ms} ms stale"
+        if process in growing:
+            if process.core.settled_version == version:
+                process.residue.clear()
+            continue
+        for tenant in control.quotas:
+            used_bytes = process.used_bytes(tenant)
+            before_bytes = process.residue.get(tenant, used_bytes)
+            assert used_bytes <= before_bytes, f"I9: {process.node} grew from {before_bytes} after its lease"
+            process.residue[tenant] = used_bytes
+
+
+def check_healed(control: ControlPlane, processes: Iterable[Process], now_ms: int) -> None:
+    """Liveness: without faults the whole quota is granted, settled and in force again."""
+    processes = [process for process in processes if process.is_alive]
+    for process in processes:
+        version = process.core.policy.version
+        assert version == control.version, f"liveness: {process.node} goes by {version} of {control.version}"
+        assert process.may_grow(now_ms), f"liveness: {process.node} has no lease"
+    for tenant, quota in control.quotas.items():
+        granted = sum(holding.granted_bytes for holding in control.holdings[tenant].values())
+        assert granted == quota, f"liveness: {granted} of {quota} of {tenant} are granted"
+        in_force = sum(process.limit_bytes(tenant) for process in processes)
+        assert in_force == quota, f"liveness: {in_force} of {quota} of {tenant} are in force"
+        for node, row in control.nodes.items():
+            holding = control.holdings[tenant].get(node, NOTHING)
+            assert not (row.is_draining and holding.granted_bytes), f"liveness: {node} drains and holds {holding}"
+
+
+def _exposed_bytes(process: Process, tenant: str) -> int:
+    """What it has or may take: its share, and what it still has above it while transfers end.
+
+    What stayed when its lease ran out is beside that (I9), until it has settled a policy again.
+    """
+    limit_bytes, used_bytes = process.limit_bytes(tenant), process.used_bytes(tenant)
+    return limit_bytes if used_bytes <= process.residue.get(tenant, 0) else max(limit_bytes, used_bytes)
+
+
+def _ceiling_bytes(control: ControlPlane, tenant: str, since_version: int) -> int:
+    """The largest quota of a tenant from a version on."""
+    history = control.quota_history[tenant]
+    later = [quota for version, quota in history if version > since_version]
+    in_force = [quota for version, quota in history if version <= since_version][-1:]
+    return max([*in_force, *later])
