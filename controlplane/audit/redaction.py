@@ -20,6 +20,11 @@ _SECRET_TEXT = re.compile(
     rf"{API_KEY_PATTERN.pattern}|eyJ[A-Za-z0-9_-]{{10,}}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+|bootstrap-saltern-[A-Za-z0-9_-]{{43}}",
     re.ASCII,
 )
+#: The same, cut off anywhere: messages show the beginning of a long text.
+_SECRET_BEGINNING = re.compile(
+    r"sk-saltern-[0-9a-f]{8,16}(?:-[A-Za-z0-9_-]*)?|eyJ[A-Za-z0-9_-]{10,}(?:\.[A-Za-z0-9_-]*)*|bootstrap-saltern-[A-Za-z0-9_-]{4,}",
+    re.ASCII,
+)
 
 
 def require_no_secrets(value: object) -> None:
@@ -50,5 +55,5 @@ def require_no_secrets(value: object) -> None:
 
 
 def redacted(text: str) -> str:
-    """``text`` without the API keys and tokens in it: of a denied attempt the trail keeps what else was written."""
-    return _SECRET_TEXT.sub("<secret>", text)
+    """``text`` without API keys, tokens and beginnings of them: the trail of a denied attempt keeps the rest."""
+    return _SECRET_BEGINNING.sub("<secret>", text)
