@@ -25,12 +25,13 @@ from dataplane.log import configure_logging
 from dataplane.node import Node, NodeEndpoints, raise_descriptor_limit
 from dataplane.policy_file import PolicyFile
 from dataplane.settings import METRICS_TENANTS_MAX, ArenaSettings, NodeSettings, SsdSettings, parse_mode
+from dataplane.state_folder import hold_state_folder
 from saltern.admin_client import ApiKey, read_api_key
 from saltern.cli.parameters import DURATION
 from saltern.copy_tuning import restart_tuned
 from saltern.core_files import forbid_core_files
 from saltern.endpoints import parse_endpoint
-from saltern.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, UnavailableError
+from saltern.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from saltern.names import parse_node_id
 from saltern.sizes import parse_size
 from saltern.tls import ClientTls, client_tls, server_tls
@@ -259,7 +260,7 @@ def serve_node(
     control_tls = None if tls_ca is None else client_tls(tls_ca, tls_cert, tls_key)
     control = str(parse_endpoint(control, what="--control", port_min=1))
     api_key = read_api_key(api_key_file)
-    _prepare_folder(state_dir)
+    state_id = hold_state_folder(state_dir)
     forbid_core_files()
     configure_logging(settings.node_id)
     raise_descriptor_limit()
@@ -271,6 +272,7 @@ def serve_node(
             control,
             api_key,
             kept=kept,
+            state_id=state_id,
             control_tls=control_tls,
             control_wait_s=control_wait_s,
             ready_file=ready_file,
@@ -304,6 +306,7 @@ async def _serve(
     api_key: ApiKey,
     *,
     kept: PolicyFile,
+    state_id: str,
     control_tls: ClientTls | None,
     control_wait_s: float,
     ready_file: Path | None,
@@ -327,6 +330,7 @@ async def _serve(
             dram_capacity_bytes=settings.dram_bytes,
             ssd_capacity_bytes=settings.ssd.capacity_bytes if settings.ssd else 0,
             tls_server_name=endpoints.tls_server_name,
+            state_id=state_id,
         )
         client = await stack.enter_async_context(
             ControlClient(control, api_key, registration, node, kept, tls=control_tls)
@@ -417,14 +421,3 @@ def write_ready_file(path: Path, endpoints: NodeEndpoints) -> None:
     with os.fdopen(descriptor, "w") as file:
         file.write(json.dumps(content) + "\n")
     partial.replace(path)
-
-
-def _prepare_folder(state_dir: Path) -> None:
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise FailedPreconditionError(
-            f"cannot use the state directory {state_dir}: {(error.strerror or 'unusable').lower()}",
-            reason="STATE_DIR_UNUSABLE",
-            hint="give --state-dir a folder that this user can write",
-        ) from None

@@ -18,6 +18,7 @@ from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
+from math import inf
 from time import monotonic, time
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
@@ -25,7 +26,9 @@ from typing import Final, Protocol, Self, TypeVar
 import grpc
 import structlog
 
+from dataplane.core.lease import Lease
 from dataplane.core.usage import NodeUsage, PolicyApplied
+from dataplane.lease_line import LeaseLine
 from dataplane.metrics.health import ControlLink
 from dataplane.policy_codec import decode_snapshot, encode_usage
 from dataplane.policy_file import SNAPSHOT_MAX_BYTES, PolicyFile
@@ -59,6 +62,8 @@ BACKOFF_MAX_S: Final = 10.0
 SETTLED_S: Final = 30.0
 #: The kept policy is marked as current when it was last marked this long ago.
 CONFIRM_S: Final = 10.0
+#: A stream that has brought nothing for so long, although there is a newer policy, has died silently.
+STALLED_S: Final = 30.0
 #: Changes within this time go into one report.
 REPORT_GATHER_S: Final = 0.1
 _CHANNEL_OPTIONS: Final = [
@@ -78,6 +83,9 @@ class PolicySink(Protocol):
     def applied_version(self) -> int: ...
     def apply(self, policy: NodePolicy, key_set: KeySet) -> PolicyApplied: ...
     def usage(self) -> NodeUsage: ...
+    @property
+    def settled_version(self) -> int: ...
+    def renew(self, lease: Lease) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,7 @@ class Registration:
     dram_capacity_bytes: int
     ssd_capacity_bytes: int = 0
     tls_server_name: str = ""
+    state_id: str = ""
 
 
 class ControlClient(AbstractAsyncContextManager["ControlClient"]):
@@ -120,9 +129,9 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         self._registration = registration
         self._node = node
         self._kept = kept
-        #: When the control plane last took in what the node said, on the clock of ``monotonic``.
-        self._in_touch_s = monotonic()
+        self._lease = LeaseLine(node)
         self._confirmed_s = 0.0
+        self._streamed_s = monotonic()
         self._token = ""
         self._token_expires_s = 0.0
         #: 0 until registered.
@@ -180,8 +189,9 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         except SalternError as error:
             _log.warning("no kept policy to serve", reason=error.reason, message=error.message)
             raise absence from None
-        self._in_touch_s = monotonic() - kept.age_s
-        self.link.lost(self._in_touch_s, absence.reason)
+        in_touch_s = monotonic() - kept.age_s
+        self._lease.resumed(kept.snapshot, in_touch_s, -inf if kept.is_ahead else in_touch_s)
+        self.link.lost(in_touch_s, absence.reason)
         self.has_policy.set()
         _log.warning(
             "the control plane cannot be reached; serving the kept policy",
@@ -201,7 +211,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             await asyncio.Event().wait()
             return
         while True:
-            left_s = self._in_touch_s + self._kept.age_max_s - monotonic()
+            left_s = self._lease.touch.since_s + self._kept.age_max_s - monotonic()
             if left_s <= 0:
                 raise UnavailableError(
                     f"the control plane at {self._endpoint} has not answered for {self._kept.age_max_s:.0f} s,"
@@ -233,6 +243,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                     reason=error.reason,
                     message=error.message,
                     policy_version=self._node.applied_version,
+                    may_grow=not self._lease.has_run_out,
                     retry_s=round(delay_s, 2),
                 )
                 await asyncio.sleep(delay_s)
@@ -261,6 +272,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         try:
             await call.write(self._answer())
             while isinstance(response := await call.read(), node_pb2.StreamPolicyResponse):
+                self._streamed_s = monotonic()
                 error_message = self._apply(response.snapshot)
                 if not error_message:
                     await self._keep(response.snapshot)
@@ -294,27 +306,44 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             _log.error("policy refused", policy_version=snapshot.version, reason=error.reason, message=error.message)
             return str(error)
         self.link.applied()
+        self._lease.touch.applied(snapshot.version)
         self.has_policy.set()
         self._report_soon.set()
         return ""
 
     async def _keep(self, snapshot: node_pb2.PolicySnapshot) -> None:
-        """Keep what has been applied. A node that cannot write goes on serving: a restart is then less well off."""
-        if self._kept is None:
-            return
-        try:
-            await asyncio.to_thread(self._kept.write, snapshot)
-        except OSError as error:
-            _log.warning(
-                "policy not kept for a restart", path=str(self._kept.path), message=error.strerror or str(error)
-            )
+        """Keep what has been applied. A node that cannot write goes on serving: a restart is then less well off.
 
-    def _is_in_touch(self) -> None:
-        """The control plane has taken in what the node said, while nothing newer was left to hear."""
-        self._in_touch_s = monotonic()
-        if self._kept is not None and self._in_touch_s - self._confirmed_s >= CONFIRM_S:
-            self._confirmed_s = self._in_touch_s
-            self._kept.confirm()
+        What is acknowledged as settled must hold after a restart too (I4): an older policy, with larger shares, must
+        not be found then. Where that cannot be ruled out the node does not say that it has settled the new one.
+        """
+        if self._kept is not None:
+            in_touch_unix_s = time() - (monotonic() - self._lease.touch.since_s)
+            try:
+                await asyncio.to_thread(self._kept.write, snapshot, in_touch_unix_s)
+            except OSError as error:
+                _log.warning(
+                    "policy not kept for a restart", path=str(self._kept.path), message=error.strerror or str(error)
+                )
+                if not self._kept.discard():
+                    return
+        self._lease.kept(snapshot.version)
+
+    def _reported(self, sent_s: float, answer: node_pb2.ReportUsageResponse) -> None:
+        """The control plane has taken in a report.
+
+        Raises:
+            UnavailableError: POLICY_STREAM_STALLED: there is a newer policy, and nothing has come for too long.
+        """
+        is_in_touch = self._lease.reported(sent_s, answer)
+        if is_in_touch and self._kept is not None and sent_s - self._confirmed_s >= CONFIRM_S:
+            self._confirmed_s = sent_s
+            self._kept.confirm(time() - (monotonic() - sent_s))
+        silent_s = min(self._lease.touch.behind_s(monotonic()), monotonic() - self._streamed_s)
+        if silent_s > STALLED_S:
+            raise UnavailableError(
+                f"policy {answer.policy_version} has not come for {silent_s:.0f} s", reason="POLICY_STREAM_STALLED"
+            )
 
     def _answer(self, error_message: str = "") -> node_pb2.StreamPolicyRequest:
         return node_pb2.StreamPolicyRequest(
@@ -322,6 +351,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             fencing_epoch=self._fencing_epoch,
             applied_version=self._node.applied_version,
             error_message=error_message,
+            settled_version=self._lease.settled_version,
         )
 
     async def _report_usage(self) -> None:
@@ -331,10 +361,14 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                 node_id=self._registration.node_id,
                 fencing_epoch=self._fencing_epoch,
                 applied_version=self._node.applied_version,
+                settled_version=self._lease.settled_version,
                 tenants=encode_usage(self._node.usage()),
             )
-            await self._call(self._nodes.ReportUsage(report, metadata=self._metadata(), timeout=CALL_DEADLINE_S))
-            self._is_in_touch()
+            sent_s = monotonic()
+            answer = await self._call(
+                self._nodes.ReportUsage(report, metadata=self._metadata(), timeout=CALL_DEADLINE_S)
+            )
+            self._reported(sent_s, answer)
             try:
                 # Not wait_for: Python 3.11's loses a cancellation that comes together with the event, and the node
                 # could then not be stopped.
@@ -363,11 +397,14 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             ),
             capacities=capacities,
             software_version=version("saltern-server"),
+            state_id=facts.state_id,
         )
+        sent_s = monotonic()
         response = await self._call(
             self._nodes.RegisterNode(request, metadata=self._metadata(), timeout=CALL_DEADLINE_S)
         )
         self._fencing_epoch = response.fencing_epoch
+        self._lease.registered(sent_s, response)
         self._report_interval_s = max(response.report_interval.ToTimedelta().total_seconds(), REPORT_GATHER_S)
         _log.info("registered", fencing_epoch=response.fencing_epoch)
 

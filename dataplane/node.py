@@ -24,6 +24,7 @@ from typing import Final
 import structlog
 
 from dataplane.core.cache import CacheCore
+from dataplane.core.lease import Lease
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.usage import NodeUsage, PolicyApplied
 from dataplane.io.batches import Blocks
@@ -156,6 +157,15 @@ class Node:
             evicted_entries=applied.evicted_entries,
         )
         return applied
+
+    def renew(self, lease: Lease) -> None:
+        """Grow until ``lease`` runs out, on the monotonic clock, and then no more (I9)."""
+        self._core.renew(lease, self._clock.monotonic_ns())
+
+    @property
+    def settled_version(self) -> int:
+        """The newest policy that was in force with no tenant above its limits (I4)."""
+        return self._core.settled_version
 
     def usage(self) -> NodeUsage:
         """Books and counters, absolute."""

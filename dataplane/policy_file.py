@@ -42,10 +42,12 @@ class KeptPolicy:
 
     Attributes:
         age_s: since the control plane was last in touch, in seconds.
+        is_ahead: the file is of a later time than now: a clock was set, and nobody can say how old it is.
     """
 
     snapshot: node_pb2.PolicySnapshot
     age_s: float
+    is_ahead: bool = False
 
 
 class PolicyFile:
@@ -65,17 +67,30 @@ class PolicyFile:
         self._writing = threading.Lock()
         self._version = 0
 
-    def write(self, snapshot: node_pb2.PolicySnapshot) -> None:
+    def write(self, snapshot: node_pb2.PolicySnapshot, in_touch_unix_s: float | None = None) -> None:
         """Keep ``snapshot``: whole or not at all, on disk when it returns, for this user alone; any thread may call.
 
         One that is older than what was written before changes nothing. Raises OSError.
+
+        Args:
+            in_touch_unix_s: when the control plane was last in touch; None for now.
         """
         with self._writing:
             if snapshot.version > self._version:
-                self._write(snapshot)
+                self._write(snapshot, in_touch_unix_s)
                 self._version = snapshot.version
 
-    def _write(self, snapshot: node_pb2.PolicySnapshot) -> None:
+    def discard(self) -> bool:
+        """Remove what is kept; return whether nothing is left of it."""
+        with self._writing:
+            try:
+                self.path.unlink(missing_ok=True)
+                self._sync_folder()
+            except OSError:
+                return False
+        return True
+
+    def _write(self, snapshot: node_pb2.PolicySnapshot, in_touch_unix_s: float | None) -> None:
         name = self._node_id.encode()
         body = bytes([len(name)]) + name + snapshot.SerializeToString()
         partial = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
@@ -84,20 +99,25 @@ class PolicyFile:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(_MAGIC + hashlib.sha256(body).digest() + body)
                 file.flush()
+                if in_touch_unix_s is not None:
+                    os.utime(file.fileno(), (in_touch_unix_s, in_touch_unix_s))
                 os.fsync(file.fileno())
             partial.replace(self.path)
         finally:
             partial.unlink(missing_ok=True)
+        self._sync_folder()
+
+    def _sync_folder(self) -> None:
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
 
-    def confirm(self) -> None:
-        """Note that the control plane is in touch now; nothing where the file is not there or cannot be touched."""
+    def confirm(self, in_touch_unix_s: float | None = None) -> None:
+        """Note when the control plane was in touch, None for now; nothing where the file cannot be touched."""
         with contextlib.suppress(OSError):
-            os.utime(self.path)
+            os.utime(self.path, None if in_touch_unix_s is None else (in_touch_unix_s, in_touch_unix_s))
 
     def read(self, now_s: float) -> KeptPolicy:
         """Read the policy back; ``now_s`` is Unix time.
@@ -131,7 +151,7 @@ class PolicyFile:
         if not -_AHEAD_MAX_S <= age_s <= self.age_max_s:
             limit = f"{self.age_max_s:.0f} s is the limit (--policy-max-age)"
             raise self._unusable("KEPT_POLICY_TOO_OLD", f"it is {age_s:.0f} s old, and {limit}")
-        return KeptPolicy(snapshot, max(age_s, 0.0))
+        return KeptPolicy(snapshot, max(age_s, 0.0), is_ahead=age_s < 0)
 
     def _decode(self, content: bytes) -> node_pb2.PolicySnapshot:
         head = len(_MAGIC) + _DIGEST_BYTES

@@ -15,6 +15,7 @@ import pytest
 
 from dataplane.control_client import ControlClient, Registration
 from dataplane.core.cache import CacheCore
+from dataplane.core.lease import Lease
 from dataplane.core.usage import NodeUsage, PolicyApplied
 from saltern.admin_client import ApiKey
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
@@ -96,6 +97,13 @@ class Sink:
         applied = self.core.apply_policy(policy, 0)
         self.key_set = key_set
         return applied
+
+    @property
+    def settled_version(self) -> int:
+        return self.core.settled_version
+
+    def renew(self, lease: Lease) -> None:
+        self.core.renew(lease, time.monotonic_ns())
 
     def usage(self) -> NodeUsage:
         return self.core.usage()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from dataplane.control_client import ControlClient, Registration
 from dataplane.core.cache import CacheCore
+from dataplane.core.lease import Lease
 from dataplane.core.usage import NodeUsage, PolicyApplied
 from saltern.admin.v1 import credentials_pb2, quotas_pb2
 from saltern.admin_client import ApiKey
@@ -40,6 +42,13 @@ class Sink:
         applied = self.core.apply_policy(policy, 0)
         asyncio.get_running_loop().create_task(self._tell())
         return applied
+
+    @property
+    def settled_version(self) -> int:
+        return self.core.settled_version
+
+    def renew(self, lease: Lease) -> None:
+        self.core.renew(lease, time.monotonic_ns())
 
     def usage(self) -> NodeUsage:
         return self.core.usage()
