@@ -149,6 +149,7 @@ class Node:
         if self._warm is not None:
             self._warm.after_policy()
         self._state.traffic.apply(policy)
+        self._state.blocks.after_put()  # what the policy has left to do begins
         _log.info(
             "policy applied",
             policy_version=applied.version,

@@ -33,6 +33,7 @@ from dataplane.core.partition import Partition
 from dataplane.core.policy_in_force import PolicyInForce
 from dataplane.core.pool import Pool
 from dataplane.core.promotion import promote_end, promote_start
+from dataplane.core.reaping import POLICY_SLICE_BYTES, work_off
 from dataplane.core.report import known_tenants, node_usage
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from dataplane.core.snapshot import ArenaIdentity, Snapshot, encode_snapshot
@@ -61,6 +62,7 @@ class CacheCore:
         reservations: what of a reservation nobody else may take (I5).
         ssd: the tier below; None for none.
         soft_mark_percent: of its limit, above which :meth:`trim` evicts a tenant's own coldest; 100 for no mark.
+        slice_bytes: of what a policy leaves to do (:mod:`dataplane.core.reaping`), how much is done as it is applied.
     """
 
     def __init__(
@@ -71,12 +73,15 @@ class CacheCore:
         reservations: Reservations = DEFAULT_RESERVATIONS,
         ssd: SsdTier | None = None,
         soft_mark_percent: int = 100,
+        slice_bytes: int = POLICY_SLICE_BYTES,
     ) -> None:
         self._pool = Pool(capacity_bytes)
         self._open = self._pool.open
         self._eviction = eviction
         self._ssd = ssd
-        self._policies = PolicyInForce(self._pool, eviction, reservations, ssd, soft_mark_percent)
+        self._policies = PolicyInForce(
+            self._pool, eviction, reservations, ssd, soft_mark_percent=soft_mark_percent, slice_bytes=slice_bytes
+        )
 
     # ---- policy
 
@@ -86,16 +91,29 @@ class CacheCore:
         return self._policies.policy
 
     def apply_policy(self, policy: NodePolicy, now_ns: int) -> PolicyApplied:
-        """Replace the policy. What it no longer names is unreachable when this returns (I12).
+        """Replace the policy. What it no longer names is unreachable when this returns (I12), and no tenant grows (I4).
 
-        A limit below use evicts the tenant's own coldest entries at once; what is being read or written now follows
-        when its transfer ends, and until then the tenant cannot grow.
+        Freeing that memory, and evicting down to lower limits, is done in slices: a first one here, then by
+        :meth:`work_off`. What is being read or written now follows when its transfer ends.
 
         Raises:
             FailedPreconditionError: POLICY_STALE (older than the one in force) or RESERVATIONS_ABOVE_CAPACITY (I5);
                 the policy in force stays.
         """
         return self._policies.apply(policy, now_ns)
+
+    @property
+    def has_arrears(self) -> bool:
+        """Whether a policy has left something for :meth:`work_off`."""
+        return bool(self._pool.purged or self._pool.above_limit)
+
+    def work_off(self, now_ns: int, budget_bytes: int) -> None:
+        """Do some of what a policy has left to do, about ``budget_bytes`` of it; call it between requests.
+
+        An entry counts as one granule, or where it is copied to SSD as its bytes.
+        """
+        self._pool.advance(now_ns)
+        work_off(self._pool, budget_bytes)
 
     def renew(self, lease: Lease, now_ns: int) -> None:
         """Grow until ``lease`` runs out, and from then on no more (I9); without one, for ever."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from dataplane.core.entry import Entry, EntryState
@@ -22,11 +21,15 @@ def check_invariants(pool: Pool) -> None:
         assert pool.tenants[partition.tenant].partitions[partition] is index, "an open partition has no owner (I2)"
     entries = list(pool.detached)
     for tenant, owner in pool.tenants.items():
-        entries += _check_tenant(tenant, owner, pool.detached)
+        entries += _check_tenant(tenant, owner, pool)
         budget = owner.budget
         assert 0 <= budget.protected_bytes <= budget.reserved_bytes, "I5: protected beyond the reservation"
         assert owner.account is not None or budget.protected_bytes == budget.reserved_bytes, "I5: strict is all of it"
         assert owner in pool.above_mark or next_trimmed(owner) is None, "a tenant above its soft mark is not noted"
+    assert pool.above_limit.keys() <= set(pool.tenants.values()), "a tenant is to be shrunk that is gone"
+    assert all(pool.tenants.get(index.owner.tenant) is index.owner for index in pool.purged if index.entries), (
+        "I8: lost"
+    )
     assert pool.above_mark.keys() <= set(pool.tenants.values()), "a tenant is to be trimmed that is gone"
     pool.borrowers.check_invariants(pool.tenants.values())
     pool.held.check_invariants(pool.tenants.values())
@@ -35,7 +38,10 @@ def check_invariants(pool: Pool) -> None:
         pool.layout.check_invariants(entries)
 
 
-def _check_tenant(tenant: TenantId, owner: TenantCache, detached: Mapping[Entry, None]) -> list[Entry]:
+def _check_tenant(tenant: TenantId, owner: TenantCache, pool: Pool) -> list[Entry]:
+    there = [index for index in pool.purged if index.owner is owner]
+    assert not any(index.writing or pool.open.get(index.partition) is index for index in there), "I12: purged and open"
+    purged = [entry for index in there for entry in index.entries.values()]
     readable: list[Entry] = []
     writing: list[Entry] = []
     for partition, index in owner.partitions.items():
@@ -48,10 +54,14 @@ def _check_tenant(tenant: TenantId, owner: TenantCache, detached: Mapping[Entry,
         assert not index.entries.keys() & index.writing.keys(), "I7: a key is readable while it is written"
         readable += index.entries.values()
         writing += index.writing.values()
+    assert owner.in_policy or (owner.budget.used_bytes and not readable and not writing), (
+        "I12: a deleted one is readable"
+    )
+    readable += purged  # unreachable, and else as they were
 
     ordered = list(owner.order)
     assert len(ordered) == len(readable) and set(ordered) == set(readable), "the eviction order lost an entry"
-    orphans = [entry for entry in detached if entry.index.owner is owner]
+    orphans = [entry for entry in pool.detached if entry.index.owner is owner]
     assert all(entry.state is EntryState.DETACHED for entry in orphans)
     read_last = [entry for entry in orphans if entry.pins]
     written_last = [entry for entry in orphans if not entry.pins]
@@ -63,9 +73,9 @@ def _check_tenant(tenant: TenantId, owner: TenantCache, detached: Mapping[Entry,
     assert budget.in_flight_bytes == sum(e.size_bytes for e in (*writing, *written_last)), "I8: in-flight"
     assert budget.held_bytes == sum(e.extent_bytes for e in held), "I8: held"
     assert budget.slack_bytes >= 0
-    # After a limit was lowered, only transfers in progress may still be above it (I4).
-    assert budget.used_bytes <= budget.limit_bytes or budget.evictable_bytes == 0, "I4: above the limit"
-    assert owner.in_policy or (budget.used_bytes and not readable and not writing), "I12: a deleted tenant is readable"
+    # After a limit was lowered, only transfers in progress may still be above it, and what is known to be leaving (I4).
+    is_leaving = owner in pool.above_limit or bool(purged)
+    assert budget.used_bytes <= budget.limit_bytes or budget.evictable_bytes == 0 or is_leaving, "I4: above the limit"
     return readable + writing
 
 

@@ -1,8 +1,8 @@
 """The policy that a node serves: what a new one does to tenants and partitions, and what the one in force opens.
 
-Rules upheld here: I2 (an index is reached through a partition that the policy opens), I4 (a lowered limit is met at
+Rules upheld here: I2 (an index is reached through a partition that the policy opens), I4 (a lowered limit binds at
 once), I5 (no more is reserved than there is), I9 (nothing grows past a lease), I12 (what the policy no longer names is
-gone when it is applied).
+unreachable when it is applied).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataplane.core.eviction import Eviction, new_order
 from dataplane.core.lease import NEVER_NS, Lease, without_growth
 from dataplane.core.partition import Partition
 from dataplane.core.pool import Pool
+from dataplane.core.reaping import work_off
 from dataplane.core.reservations import Reservations
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.tenant_cache import PartitionIndex, TenantCache
@@ -37,7 +38,14 @@ class PolicyInForce:
     """
 
     def __init__(
-        self, pool: Pool, eviction: Eviction, reservations: Reservations, ssd: SsdTier | None, soft_mark_percent: int
+        self,
+        pool: Pool,
+        eviction: Eviction,
+        reservations: Reservations,
+        ssd: SsdTier | None,
+        *,
+        soft_mark_percent: int,
+        slice_bytes: int,
     ) -> None:
         self.policy = NodePolicy(version=0)
         self._pool = pool
@@ -46,6 +54,7 @@ class PolicyInForce:
         self._reservations = reservations
         self._ssd = ssd
         self._soft_mark_percent = soft_mark_percent
+        self._slice_bytes = slice_bytes
         self._lease = Lease()
         self.stops_ns = NEVER_NS
         self.is_frozen = False
@@ -101,8 +110,8 @@ class PolicyInForce:
     def apply(self, policy: NodePolicy, now_ns: int) -> PolicyApplied:
         """Replace the policy. What it no longer names is unreachable when this returns (I12).
 
-        A limit below use evicts the tenant's own coldest entries at once; what is being read or written now follows
-        when its transfer ends, and until then the tenant cannot grow.
+        Tenants whose rules are the same object or equal cost no more than the comparison. Of what follows for memory,
+        the first ``slice_bytes`` of work are done here, the rest by :func:`dataplane.core.reaping.work_off`.
 
         Raises:
             FailedPreconditionError: POLICY_STALE (older than the one in force) or RESERVATIONS_ABOVE_CAPACITY (I5);
@@ -121,27 +130,35 @@ class PolicyInForce:
         if self._ssd is not None:
             self._ssd.check_policy(policy)
         pool.advance(now_ns)
-        self.policy = policy
+        before, self.policy = self.policy.tenants, policy
         pool.held.set_reserved(sum(reserved_bytes))
         if self._ssd is not None:
             self._ssd.apply_policy(policy)
 
-        purged_entries = evicted_entries = 0
+        purged_entries = 0
         for gone in [owner for tenant, owner in pool.tenants.items() if tenant not in policy.tenants]:
             gone.in_policy = False
             gone.set_quota(_NO_QUOTA)
             purged_entries += sum(pool.purge(index) for index in list(gone.partitions.values()))
+            pool.above_limit.pop(gone, None)
             pool.changed(gone)
             pool.forget_if_empty(gone)
         for tenant, rules in policy.tenants.items():
+            known = before.get(tenant)
+            if known is rules or known == rules:
+                continue
             owner = pool.tenants.get(tenant)
             if owner is None:
                 owner = pool.tenants[tenant] = self._new_tenant(tenant)
             owner.in_policy = True
             self._set_quota(owner, quotas[tenant])
             purged_entries += self._apply_namespaces(owner, rules)
-            evicted_entries += pool.evict_down_to_limit(owner)
+            if owner.budget.used_bytes > owner.budget.limit_bytes:
+                pool.above_limit[owner] = None
+            else:
+                pool.above_limit.pop(owner, None)
             pool.changed(owner)
+        evicted_entries = work_off(pool, self._slice_bytes)
         if self.is_frozen:
             self._set_quotas()
         self._follow_lease(now_ns)  # the version decides whether the lease holds

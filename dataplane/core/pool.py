@@ -13,10 +13,11 @@ from dataplane.core import refusals
 from dataplane.core.borrowers import Borrowers
 from dataplane.core.compaction import Move, Relocate
 from dataplane.core.entry import Entry, EntryState, PutRefused
-from dataplane.core.extents import ArenaOffset, Extents
+from dataplane.core.extents import GRANULE_BYTES, ArenaOffset, Extents
 from dataplane.core.held import HeldBeyond
 from dataplane.core.layout import Layout
 from dataplane.core.partition import Partition
+from dataplane.core.reaping import reap_for
 from dataplane.core.tenant_cache import PartitionIndex, TenantCache
 from dataplane.core.usage import EvictionCause
 from dataplane.core.victims import choose_room
@@ -36,6 +37,8 @@ class Pool:
         borrowers: who could lose an entry to somebody else's put; whatever changes a tenant is noted there.
         held: what tenants hold beyond their reservations.
         above_mark: every tenant above its soft mark, and perhaps some that no longer are.
+        purged: partitions that are gone and whose memory is yet to be freed; it stays charged until it is (I8).
+        above_limit: tenants whose limit was lowered below what they use, while they have something to evict (I4).
         detached: unreachable entries whose memory is still being read or written.
         last_ns: the latest time that a touch has had.
         demote: told of every entry that is evicted, while its bytes are still there; it must take them before it
@@ -52,6 +55,8 @@ class Pool:
         self.borrowers: Final = Borrowers()
         self.held: Final = HeldBeyond(self.extents.capacity_bytes)
         self.above_mark: Final[dict[TenantCache, None]] = {}
+        self.purged: Final[dict[PartitionIndex, None]] = {}
+        self.above_limit: Final[dict[TenantCache, None]] = {}
         self.detached: Final[dict[Entry, None]] = {}
         self._lengths: dict[int, int] = {}
         self.last_ns = 0
@@ -78,6 +83,8 @@ class Pool:
             for index in owner.partitions.values():
                 yield from index.entries.values()
                 yield from index.writing.values()
+        for index in self.purged:
+            yield from index.entries.values()
         yield from self.detached
 
     def admit(
@@ -94,7 +101,11 @@ class Pool:
             return refusals.transfers_full(owner, size_bytes)
         if budget.used_bytes + extent_bytes <= budget.limit_bytes:
             offset = self.extents.allocate(extent_bytes)
+        if offset is None and self.purged:
+            offset = reap_for(self, owner, extent_bytes)
         if offset is None:
+            if owner in self.above_limit:
+                return refusals.limit_lowered(owner, size_bytes)
             if budget.used_bytes + extent_bytes - budget.limit_bytes > budget.evictable_bytes:
                 return refusals.quota_exceeded(owner, size_bytes)
             room = choose_room(
@@ -164,7 +175,7 @@ class Pool:
         if entry.state is EntryState.DETACHED:
             del self.detached[entry]
             self._free(entry)
-        elif owner.budget.used_bytes > owner.budget.limit_bytes:
+        elif owner.budget.used_bytes > owner.budget.limit_bytes and owner.in_policy and owner not in self.above_limit:
             self.evict_down_to_limit(owner)
 
     def remove(self, entry: Entry) -> None:
@@ -172,44 +183,74 @@ class Pool:
         entry.index.owner.order.remove(entry)
         self._detach(entry)
 
-    def evict(self, entry: Entry, cause: EvictionCause) -> None:
-        """Remove an entry that nobody holds, to make room."""
+    def evict(self, entry: Entry, cause: EvictionCause) -> bool:
+        """Remove an entry that nobody holds, to make room; False if it was purged already, so that nobody loses it."""
         owner = entry.index.owner
+        if entry.index in self.purged:
+            self.remove(entry)
+            return False
         owner.counters.evicted(entry.size_bytes, cause)
         if self.demote is not None and (entry.state is not EntryState.ADOPTED or self._is_intact(entry)):
             self.demote(entry)
         owner.order.evict(entry)
         self._detach(entry)
+        return True
 
-    def evict_down_to_limit(self, owner: TenantCache) -> int:
-        """After the limit was lowered: evict own coldest until it is met (I4) or nothing more can go; how many went."""
+    def evict_down_to_limit(self, owner: TenantCache, work_max: int = 2**62) -> int:
+        """After the limit was lowered: evict own coldest until it is met (I4) or nothing more can go; how many went.
+
+        Args:
+            work_max: stop when so much is done, as :meth:`eviction_work` counts; the tenant is then ``above_limit``.
+        """
+        self.above_limit.pop(owner, None)
         excess_bytes = owner.budget.used_bytes - owner.budget.limit_bytes
         victims = []
-        for entry in owner.order:
-            if excess_bytes <= 0:
+        for entry in owner.order if excess_bytes > 0 else ():
+            if entry.pins:
+                continue
+            if excess_bytes <= 0 or work_max <= 0:
                 break
-            if not entry.pins:
-                victims.append(entry)
-                excess_bytes -= entry.extent_bytes
-        for entry in victims:
-            self.evict(entry, EvictionCause.QUOTA)
-        return len(victims)
+            victims.append(entry)
+            excess_bytes -= entry.extent_bytes
+            work_max -= self.eviction_work(entry)
+        else:
+            excess_bytes = 0  # what is left is held, and follows when its transfers end
+        evicted = sum(self.evict(entry, EvictionCause.QUOTA) for entry in victims)
+        if excess_bytes > 0:
+            self.above_limit[owner] = None
+        return evicted
+
+    def eviction_work(self, entry: Entry) -> int:
+        """What evicting an entry costs, in bytes: with a tier below they are copied, else it is as if it were small."""
+        return GRANULE_BYTES if self.demote is None else entry.extent_bytes
 
     def purge(self, index: PartitionIndex) -> int:
-        """Make a whole partition unreachable at once (I12); return how many entries it had.
+        """Make a whole partition unreachable at once (I12), in constant time; return how many entries it had.
 
-        Memory that is being read or written follows when its transfer ends.
+        Its memory is freed by :meth:`reap`, or when a transfer that reads or writes it ends.
         """
         self.open.pop(index.partition, None)
         del index.owner.partitions[index.partition]
-        purged_entries = len(index.entries)
-        for entry in list(index.entries.values()):
-            self.remove(entry)
         for entry in index.writing.values():
             entry.state = EntryState.DETACHED
             self.detached[entry] = None
         index.writing.clear()
-        return purged_entries
+        if index.entries:
+            self.purged[index] = None
+        return len(index.entries)
+
+    def reap(self, index: PartitionIndex, entries_max: int) -> int:
+        """Free memory of a purged partition, entry by entry; return how many went."""
+        owner, entries = index.owner, index.entries
+        count = min(len(entries), entries_max)
+        for _ in range(count):
+            _, entry = entries.popitem()
+            owner.order.remove(entry)
+            self._let_go(entry)
+        if not entries:
+            del self.purged[index]
+        self.changed(owner)
+        return count
 
     def verify(self, entry: Entry) -> bool:
         """Make an adopted entry readable if its bytes are those that were put, else remove it (I7); which it was."""
@@ -233,6 +274,7 @@ class Pool:
             self.borrowers.forget(owner)
             self.held.forget(owner)
             self.above_mark.pop(owner, None)
+            self.above_limit.pop(owner, None)
             self.tenants.pop(owner.tenant, None)
 
     def _share(self, size_bytes: int) -> int:
@@ -249,8 +291,8 @@ class Pool:
         """Evict what a put displaces; the first of ``victims`` bring the requester's limit ``excess_bytes``."""
         for victim in victims:
             if victim.index.owner is not requester:
-                requester.counters.took(victim.size_bytes)
-                self.evict(victim, EvictionCause.NEIGHBOUR)
+                if self.evict(victim, EvictionCause.NEIGHBOUR):
+                    requester.counters.took(victim.size_bytes)
             else:
                 self.evict(victim, EvictionCause.OWN_LIMIT if excess_bytes > 0 else EvictionCause.OWN_PUT)
             excess_bytes -= victim.extent_bytes
@@ -276,12 +318,15 @@ class Pool:
 
     def _detach(self, entry: Entry) -> None:
         del entry.index.entries[entry.key]
+        self._let_go(entry)
+        self.changed(entry.index.owner)
+
+    def _let_go(self, entry: Entry) -> None:
         entry.state = EntryState.DETACHED
         if entry.pins:
             self.detached[entry] = None
         else:
             self._free(entry)
-        self.changed(entry.index.owner)
 
     def _free(self, entry: Entry) -> None:
         owner = entry.index.owner

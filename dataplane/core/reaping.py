@@ -42,12 +42,11 @@ def work_off(pool: Pool, budget_bytes: int) -> int:
     while pool.above_limit and budget_bytes > 0:
         owner = next(iter(pool.above_limit))
         before_bytes = owner.budget.used_bytes
-        evicted += pool.evict_down_to_limit(owner, budget_bytes)
+        went = pool.evict_down_to_limit(owner, budget_bytes)
         pool.changed(owner)
-        copied_bytes = before_bytes - owner.budget.used_bytes
-        budget_bytes -= max(copied_bytes if pool.demote is not None else 0, GRANULE_BYTES)
-        if owner in pool.above_limit:
-            break
+        evicted += went
+        copied_bytes = 0 if pool.demote is None else before_bytes - owner.budget.used_bytes
+        budget_bytes -= max(copied_bytes, went * GRANULE_BYTES, GRANULE_BYTES)
     return evicted
 
 

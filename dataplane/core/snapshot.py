@@ -155,7 +155,11 @@ class Snapshot:
 
 def encode_snapshot(pool: Pool, eviction: Eviction, arena: ArenaIdentity) -> Iterator[bytes]:
     """Encode every entry that nobody reads or writes; the pool must not change until the last piece is taken."""
-    tenants = [(owner, [entry for entry in owner.order if not entry.pins]) for owner in pool.tenants.values()]
+    gone = pool.purged  # what the policy does not name any more is nobody's to come back to (I12)
+    tenants = [
+        (owner, [entry for entry in owner.order if not (entry.pins or entry.index in gone)])
+        for owner in pool.tenants.values()
+    ]
     tenants = [(owner, entries) for owner, entries in tenants if entries]
     head = msgspec.msgpack.encode(
         _HeadV1(

@@ -7,7 +7,7 @@ takes that from the core as well, as it was before a command: see :meth:`CacheMo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dataplane.core.extents import GRANULE_BYTES
@@ -22,7 +22,7 @@ from tenants.quota import Tier, TierQuota
 
 @dataclass(eq=False)
 class ModelEntry:
-    """An entry in any state: being written, readable, or unreachable but still held by a writer or readers."""
+    """An entry in any state: being written, readable, or unreachable: held by a writer or readers, or yet to be freed."""
 
     partition: Partition
     key: BlockKey
@@ -50,7 +50,7 @@ class ModelEntry:
 
     @property
     def is_evictable(self) -> bool:
-        return self.state == "readable" and not self.pins
+        return self.state in ("readable", "purged") and not self.pins
 
 
 @dataclass
@@ -63,8 +63,12 @@ class ModelTenant:
 class CacheModel:
     """What should be there. ``live`` holds every entry that occupies memory; ``arena`` who wrote each granule last."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, *, is_lazy: bool = False) -> None:
         self.capacity_bytes = capacity_bytes
+        #: What a policy leaves to do is done later: see :meth:`follow`.
+        self.is_lazy = is_lazy
+        #: Tenants above a lowered limit that the core is yet to evict down.
+        self.lagging: set[TenantId] = set()
         self.tenants: dict[TenantId, ModelTenant] = {}
         self.counters: dict[TenantId, TenantCounters] = {}
         self.live: list[ModelEntry] = []
@@ -123,12 +127,44 @@ class CacheModel:
         for entry in [entry for entry in self.live if not self.exists(entry.partition)]:
             if entry.state == "writing":
                 entry.state = "orphaned"
+            elif entry.state == "readable" and self.is_lazy:
+                entry.state = "purged"
             elif entry.state == "readable":
                 self.remove(entry)
         for tenant in self.tenants:
             self.counters.setdefault(tenant, TenantCounters())
-            self.shrink(tenant)
+            if not self.is_lazy:
+                self.shrink(tenant)
         self.forget()
+
+    def follow(self, purged: Collection[tuple[Partition, BlockKey]], lagging: Iterable[TenantId]) -> None:
+        """After a command: take out what was freed of the entries that nobody can reach any more (I12).
+
+        Args:
+            purged: those that the core has yet to free.
+            lagging: tenants that it has yet to evict down.
+        """
+        for entry in [entry for entry in self.live if entry.state == "purged"]:
+            if (entry.partition, entry.key) not in purged:
+                self.remove(entry)
+        self.forget()
+        self.lagging = set(lagging)
+
+    def judge_shrink(self, lost: list[ModelEntry]) -> None:
+        """Note in ``unlawful`` what should not have gone for a lowered limit (I4); take it out."""
+        for tenant in {entry.tenant for entry in lost}:
+            mine = sorted((entry for entry in lost if entry.tenant == tenant), key=self._place)
+            coldest = [entry for entry in self.coldest_first(tenant) if entry.is_evictable]
+            if mine != coldest[: len(mine)]:
+                self.unlawful.append(f"{tenant} was evicted down of other than its coldest")
+            for entry in mine:
+                if self.used(tenant) <= self.quota(tenant).limit_bytes:
+                    self.unlawful.append(f"{tenant} was evicted down below its limit")
+                self.evict(entry, EvictionCause.QUOTA)
+
+    def may_lag(self, tenant: TenantId) -> bool:
+        """Whether it may be above its limit with something to evict: what it must lose is on its way out (I4)."""
+        return tenant in self.lagging or any(entry.state == "purged" for entry in self.of(tenant))
 
     # ---- sums
 
@@ -249,7 +285,7 @@ class CacheModel:
             return
         if entry.state == "detached":
             self.live.remove(entry)
-        else:
+        elif entry.tenant not in self.lagging:
             self.shrink(entry.tenant)
         self.forget()
 
@@ -324,6 +360,10 @@ class CacheModel:
         """Note in ``unlawful`` a put that was refused although evicting would have made room."""
         quota = self.quota(requester)
         excess_bytes = self.used(requester) + extent_bytes - quota.limit_bytes
+        if reason == "QUOTA_EXCEEDED" and requester in self.lagging:
+            if excess_bytes <= 0 and self.longest_gap(self.live) >= extent_bytes:
+                self.unlawful.append("refused for a limit that was lowered, and is met")
+            return
         if reason == "QUOTA_EXCEEDED":
             if excess_bytes <= self.evictable(requester):
                 self.unlawful.append("refused for a quota that own evictions could have met")

@@ -52,3 +52,18 @@ def test_trimming_is_cut_into_turns_behind_those_who_wait() -> None:
                 node.round()
 
     asyncio.run(run())
+
+
+def test_what_a_policy_leaves_to_do_is_done_in_turns_and_without_another_request() -> None:
+    with (
+        static_node({"acme": tenant_policy(limit_bytes=LIMIT), "blue": tenant_policy(limit_bytes=LIMIT)}) as node,
+        connect_tcp(node) as client,
+    ):
+        client.hello(node.token("acme", "chat"))
+        for first in range(0, 2_000, 500):
+            client.put({key(number): bytes(4096) for number in range(first, first + 500)})
+        node.apply({"acme": tenant_policy(limit_bytes=MIB)})
+        wait_until(lambda: node.usage().tenants[TenantId("acme")].used_bytes == MIB)
+        node.apply({"blue": tenant_policy(limit_bytes=LIMIT)})
+        wait_until(lambda: TenantId("acme") not in node.usage().tenants)
+        node.check_invariants()
