@@ -47,7 +47,7 @@ from saltern.errors import (
 from saltern.node.v1 import node_pb2, node_pb2_grpc
 from saltern.rpc_errors import error_from_rpc
 from saltern.rpc_tls import open_aio_channel
-from saltern.tls import ClientTls
+from saltern.tls import ClientTls, file_stamps
 from tenants.policy import NodePolicy
 from tenants.tokens import KeySet
 
@@ -145,15 +145,32 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
 
     async def __aenter__(self) -> Self:
         """Raises SalternError: a file of ``tls`` cannot be used."""
-        self._channel = open_aio_channel(self._endpoint, self._tls, _CHANNEL_OPTIONS)
-        self._auth = auth_pb2_grpc.AuthServiceStub(self._channel)
-        self._nodes = node_pb2_grpc.NodeServiceStub(self._channel)
+        self._open_channel()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._channel.close()
+
+    def _open_channel(self) -> None:
+        self._stamps = () if self._tls is None else file_stamps(self._tls.files)
+        self._channel = open_aio_channel(self._endpoint, self._tls, _CHANNEL_OPTIONS)
+        self._auth = auth_pb2_grpc.AuthServiceStub(self._channel)
+        self._nodes = node_pb2_grpc.NodeServiceStub(self._channel)
+
+    async def _renew_channel(self) -> None:
+        """Take up TLS files that were replaced since: a channel goes on with those that it began with."""
+        if self._tls is None or file_stamps(self._tls.files) == self._stamps:
+            return
+        old = self._channel
+        try:
+            self._open_channel()
+        except SalternError as error:
+            _log.error("changed TLS files cannot be used", reason=error.reason, message=error.message)
+            return
+        await old.close()
+        _log.info("calling the control plane with new TLS files")
 
     async def join(self, patience_s: float) -> None:
         """Authenticate and register for the first time.
@@ -247,6 +264,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                     retry_s=round(delay_s, 2),
                 )
                 await asyncio.sleep(delay_s)
+                await self._renew_channel()
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _follow(self) -> None:

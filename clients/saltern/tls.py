@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import ssl
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -114,6 +114,11 @@ class ClientTls:
                 hint="give both --tls-cert and --tls-key, or neither",
             )
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that are named; not those of the system."""
+        return tuple(path for path in (self.ca, self.certificate, self.private_key) if path is not None)
+
     def read_identity(self) -> Identity | None:
         """The client's own certificate, or None; raises as :func:`read_identity`."""
         if self.certificate is None or self.private_key is None:
@@ -183,6 +188,11 @@ def server_tls(certificate: Path | None, private_key: Path | None, client_ca: Pa
             hint="give both --tls-cert and --tls-key; --tls-client-ca goes with them",
         )
     return ServerTls(certificate, private_key, client_ca)
+
+
+def file_stamps(files: Iterable[Path]) -> tuple[tuple[int, int, int] | None, ...]:
+    """What tells that files are others than before, through symbolic links; None for one that cannot be reached."""
+    return tuple(map(_stamp_of, files))
 
 
 def read_identity(certificate: Path, private_key: Path, now: datetime | None = None) -> Identity:
@@ -261,6 +271,14 @@ def client_context(tls: ClientTls) -> ssl.SSLContext:
     if identity is not None:
         _load_identity(context, identity)
     return context
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        info = path.stat()
+    except OSError:
+        return None
+    return info.st_ino, info.st_mtime_ns, info.st_size
 
 
 def _load_identity(context: ssl.SSLContext, identity: Identity) -> None:

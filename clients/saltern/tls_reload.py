@@ -6,14 +6,13 @@ gets the new certificate. Files that cannot be used change nothing: the old cert
 
 from __future__ import annotations
 
-import os
 import ssl
 import threading
 from time import monotonic
 from typing import Any, Final, Protocol
 
 from saltern.errors import SalternError
-from saltern.tls import ServerMaterial, ServerTls, server_context
+from saltern.tls import ServerMaterial, ServerTls, file_stamps, server_context
 
 CHECK_INTERVAL_S: Final = 1.0
 
@@ -41,7 +40,7 @@ class ReloadingTls:
         self._log = log
         self._interval_s = interval_s
         self._lock = threading.Lock()
-        self._stamp = self._stamp_now()
+        self._stamp = file_stamps(self.files.files)
         self._material = files.read()
         self._context = server_context(self._material)
         self._looked_s = monotonic()
@@ -67,7 +66,7 @@ class ReloadingTls:
         if now_s - self._looked_s < self._interval_s:
             return
         self._looked_s = now_s
-        stamp = self._stamp_now()
+        stamp = file_stamps(self.files.files)
         if stamp == self._stamp:
             return
         # Noted before reading: files that change during that are read again, broken ones are reported once.
@@ -86,15 +85,3 @@ class ReloadingTls:
         self._material, self._context = material, context
         identity = material.identity
         self._log.info("TLS certificate", serial=f"{identity.serial:x}", expires=identity.expires_at.isoformat())
-
-    def _stamp_now(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """What tells that a file is another one than before, through symbolic links."""
-        return tuple(map(_stamp_of, self.files.files))
-
-
-def _stamp_of(path: os.PathLike[str]) -> tuple[int, int, int] | None:
-    try:
-        info = os.stat(path)  # noqa: PTH116 - the caller may have any path-like
-    except OSError:
-        return None
-    return info.st_ino, info.st_mtime_ns, info.st_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 import threading
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,8 @@ from saltern.transport.connection import Connection
 
 if TYPE_CHECKING:
     from saltern.tls import ClientTls
+
+logger = logging.getLogger("saltern")
 
 _CHECK_HINT: Final = "check the CA file that this client was given, and the node's --tls-cert"
 #: What OpenSSL calls it when the other end answers something that is no TLS, ours and that of the peer.
@@ -32,15 +35,16 @@ _CERTIFICATE_REFUSED: Final = frozenset(
 
 
 class TlsDialer:
-    """Makes TLS connections; reads the client's files with the first, and again when they could not be used.
+    """Makes TLS connections; reads the client's files with the first, and again when they are others. Thread-safe.
 
-    Thread-safe. A client keeps what it has read: a new file is taken by a new client.
+    Files that cannot be used any more change nothing: what was read before is good until the node says otherwise.
     """
 
     def __init__(self, tls: ClientTls) -> None:
         self._tls = tls
         self._lock = threading.Lock()
         self._context: ssl.SSLContext | None = None
+        self._stamps: tuple[object, ...] = ()
 
     def dial(self, address: tuple[str, int], deadline: Deadline, *, peer: str, server_name: str) -> TlsConnection:
         """Connect to a node whose certificate must be for ``server_name``.
@@ -49,13 +53,23 @@ class TlsDialer:
             UnavailableError, DeadlineExceededError: as :class:`TlsConnection`.
             SalternError: the client's own files cannot be used.
         """
-        from saltern.tls import client_context  # it brings cryptography: only who uses TLS pays for its import
+        context = self._current_context()
+        return TlsConnection(address, deadline, peer=peer, context=context, server_name=server_name)
+
+    def _current_context(self) -> ssl.SSLContext:
+        from saltern.tls import client_context, file_stamps  # cryptography: only who uses TLS pays for its import
 
         with self._lock:
-            if self._context is None:
-                self._context = client_context(self._tls)
-            context = self._context
-        return TlsConnection(address, deadline, peer=peer, context=context, server_name=server_name)
+            stamps = file_stamps(self._tls.files)
+            if self._context is None or stamps != self._stamps:
+                try:
+                    self._context = client_context(self._tls)
+                except SalternError as error:
+                    if self._context is None:
+                        raise
+                    logger.warning("changed TLS files cannot be used; the old ones stay: %s", error.message)
+                self._stamps = stamps
+            return self._context
 
 
 class TlsConnection(Connection):

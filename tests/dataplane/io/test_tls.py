@@ -20,10 +20,12 @@ from dataplane.settings import SessionLimits
 from saltern import wire
 from saltern.client import Client
 from saltern.credentials import NodeEndpoint, StaticCredentials
+from saltern.deadline import Deadline
 from saltern.errors import ProtocolError, SalternError, UnavailableError
 from saltern.keys import BlockKey, SaltKey
 from saltern.results import Error, Hit, Miss, Pong, Stored
 from saltern.tls import ClientTls, ServerTls, client_context
+from saltern.transport.tls import TlsDialer
 from saltern.wire import Opcode
 from tests.support.certificates import Authority
 from tests.support.static_node import MIB, StaticNode, static_node, tenant_policy
@@ -318,6 +320,39 @@ def test_a_replaced_certificate_is_shown_to_the_next_client_and_sessions_go_on(a
         wait_until_shown(node, authority, third)
         before.send(Opcode.PING, wire.Empty(), request_id=2)
         assert before.receive()[0].status == 0
+
+
+def test_a_client_takes_up_its_own_new_certificate_and_keeps_the_old_while_the_new_is_broken(
+    authority: Authority, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path / "other").client("engine")
+    mine = authority.client("engine")
+    assert mine.certificate and mine.private_key and other.certificate and other.private_key
+    good = mine.certificate.read_bytes(), mine.private_key.read_bytes()
+    dialer = TlsDialer(mine)
+    with static_node(tls=authority.server(client_ca=authority.ca)) as node:
+
+        def ping() -> str:
+            host, port = node.wire_endpoint.rsplit(":", 1)
+            connection = dialer.dial((host, int(port)), Deadline(DEADLINE_MS), peer="node", server_name="127.0.0.1")
+            try:
+                request_id = connection.send(Opcode.PING, wire.Empty(), Deadline(DEADLINE_MS))
+                connection.receive_whole(Opcode.PING, request_id, Deadline(DEADLINE_MS))
+            except SalternError as error:
+                return error.reason
+            finally:
+                connection.close()
+            return ""
+
+        assert ping() == "HELLO_REQUIRED"
+        mine.private_key.write_text("broken")
+        assert ping() == "HELLO_REQUIRED"
+        mine.certificate.write_bytes(other.certificate.read_bytes())
+        mine.private_key.write_bytes(other.private_key.read_bytes())
+        assert ping() == "TLS_CLIENT_CERTIFICATE_REFUSED"
+        mine.certificate.write_bytes(good[0])
+        mine.private_key.write_bytes(good[1])
+        assert ping() == "HELLO_REQUIRED"
 
 
 def serial_shown(client: WireClient) -> int:
