@@ -40,6 +40,7 @@ from dataplane.io.ssd import SsdLimits, SsdStatus, SsdStore
 from dataplane.io.ssd_disk import Disk
 from dataplane.io.ssd_files import Files
 from dataplane.io.ssd_keys import load_node_key
+from dataplane.io.ssd_outdated import OutdatedPartitions
 from dataplane.io.tcp import bound_endpoint, listen_tcp
 from dataplane.io.traffic import TenantTraffic, Traffic
 from dataplane.io.trimming import Trimmer
@@ -341,6 +342,7 @@ class Node:
             disk=disk,
             clock=self._clock,
             workers=workers,
+            outdated=OutdatedPartitions(settings.node_key_folder, files),
             limits=SsdLimits(prefault=self.settings.prefault),
         )
         stack.callback(store.release)

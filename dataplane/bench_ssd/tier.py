@@ -20,6 +20,7 @@ from dataplane.io.ssd import SsdLimits, SsdStatus, SsdStore
 from dataplane.io.ssd_disk import Disk
 from dataplane.io.ssd_files import Files
 from dataplane.io.ssd_keys import load_node_key
+from dataplane.io.ssd_outdated import OutdatedPartitions
 from dataplane.io.workers import ThreadWorkers
 from saltern import wire
 from saltern.keys import KEY_BYTES, BlockKey
@@ -57,6 +58,7 @@ class BenchTier:
             disk=disk,
             clock=clock,
             workers=self._workers,
+            outdated=OutdatedPartitions(folder, files),
             limits=SsdLimits(prefault=True),
         )
         self._store.recover()

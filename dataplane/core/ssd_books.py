@@ -88,6 +88,7 @@ class SegmentBooks:
         live_bytes: record bytes of its live entries.
         readers, writers: operations in progress; the file stays while there are any.
         relocating: hot entries that are being written anew.
+        owed: keys that were deleted or replaced while the file was as good as gone: if it is not, they need tombstones.
     """
 
     number: SegmentNumber
@@ -101,6 +102,7 @@ class SegmentBooks:
     readers: int = 0
     writers: int = 0
     relocating: int = 0
+    owed: dict[BlockKey, None] = field(default_factory=dict)
 
     @property
     def charged_bytes(self) -> int:
@@ -126,6 +128,9 @@ class SsdPartition:
     Attributes:
         number: of the folder; never used twice, so that a partition made anew under an old name shares nothing (I12).
         writing: records on their way, by key; invisible (I7).
+        remains: keys of records that no index has any more and that are still on disk, by segment: those that could not
+            be read, and all of a segment that goes. A restart may find them, which it must not once the client has
+            deleted or replaced them (I12).
     """
 
     owner: TenantSsd
@@ -134,6 +139,7 @@ class SsdPartition:
     epoch: int
     entries: dict[BlockKey, SsdEntry] = field(default_factory=dict)
     writing: dict[BlockKey, Append] = field(default_factory=dict)
+    remains: dict[SegmentBooks, set[BlockKey]] = field(default_factory=dict)
     open_segment: SegmentBooks | None = None
 
 
@@ -217,7 +223,7 @@ class Relocate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DropSegment:
-    """Remove a segment's file; answer with :meth:`SsdTier.drop_end`."""
+    """Remove a segment's file; answer with :meth:`SsdTier.drop_end`; :meth:`SsdTier.drop_again` tries once more."""
 
     segment: SegmentBooks
 
@@ -229,4 +235,16 @@ class DestroyKey:
     partition: SsdPartition
 
 
-SsdAction: TypeAlias = Bury | Seal | Relocate | DropSegment | DestroyKey
+@dataclass(frozen=True, slots=True)
+class Outdate:
+    """Remember, over a restart, that what a partition has on disk must not be served any more.
+
+    Answer with :meth:`SsdTier.outdate_end`.
+    """
+
+    tenant: TenantId
+    namespace_uid: str
+    epoch: int
+
+
+SsdAction: TypeAlias = Bury | Seal | Relocate | DropSegment | DestroyKey | Outdate

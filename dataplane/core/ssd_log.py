@@ -7,7 +7,7 @@ index and actions in step, so that the invariants hold between any two calls (I8
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from dataplane.core.segments import BLOCK_BYTES, TOMBSTONES_MAX, Row, SegmentNumber, footer_blocks, record_blocks
@@ -16,6 +16,7 @@ from dataplane.core.ssd_books import (
     Bury,
     DestroyKey,
     DropSegment,
+    Outdate,
     Relocate,
     Seal,
     SegmentBooks,
@@ -53,6 +54,7 @@ class SegmentLog:
         actions: to be taken from the left and done in order.
         is_writable: set by the shell; while it is False nothing is admitted, and reads go on.
         is_readable: set by the shell; while it is False nothing is found (I10: no promise that cannot be kept).
+        is_known: set by the shell; False while nobody knows what is on disk, because it could not be read at the start.
         on_action: called after an action was added; it must not call back into the tier.
     """
 
@@ -68,11 +70,14 @@ class SegmentLog:
         self.actions: Final[deque[SsdAction]] = deque()
         self.is_writable = True
         self.is_readable = True
+        self.is_known = True
         self.on_action: Callable[[], None] | None = None
         self._write_bytes_per_s = write_bytes_per_s
         self._segment_min_bytes = segment_min_bytes
         self._next_number = 1
         self._sizes: dict[int, int] = {}
+        #: Partitions of which something was deleted that may be on a disk that is not known: as many as policies name.
+        self._outdated: set[Outdate] = set()
 
     # ---- recovery
 
@@ -269,8 +274,11 @@ class SegmentLog:
         if segment.state in (SegmentState.DOOMED, SegmentState.DROPPING):
             return
         self._leave(segment, SegmentState.DOOMED)
+        partition = segment.partition
+        if self._has_key(partition):
+            partition.remains[segment] = {entry.key for entry in segment.entries}
         for entry in segment.live_entries():
-            segment.partition.owner.counters.evictions += 1
+            partition.owner.counters.evictions += 1
             self._lose(entry)
         self._settle(segment)
 
@@ -295,13 +303,17 @@ class SegmentLog:
     @staticmethod
     def _is_needed(segment: SegmentBooks) -> bool:
         """A tombstone outlives what it declares deleted, or a crash between the two would bring that back."""
-        if not segment.tombstones:
-            return False
+        return bool(segment.tombstones and SegmentLog._older(segment))
+
+    @staticmethod
+    def _older(segment: SegmentBooks) -> list[SegmentBooks]:
+        """Segments of its partition that were begun before it."""
         partition = segment.partition
-        return any(
-            other.number < segment.number and other.partition is partition
+        return [
+            other
             for other in partition.owner.segments.values()
-        )
+            if other.number < segment.number and other.partition is partition
+        ]
 
     def _retire(self, partition: SsdPartition) -> None:
         """No more records for the open segment; its footer follows when the last one is on disk."""
@@ -326,19 +338,39 @@ class SegmentLog:
         rows = [(entry.key, entry.block, entry.size_bytes) for entry in live]
         self._ask(Seal(segment, segment.next_block, rows, tuple(segment.tombstones)))
 
+    @staticmethod
+    def _has_key(partition: SsdPartition) -> bool:
+        """False once its data key is destroyed: nothing of it can come back then."""
+        return partition.owner.partitions.get((partition.namespace_uid, partition.epoch)) is partition
+
+    @staticmethod
+    def _take_remains(partition: SsdPartition, keys: Sequence[BlockKey]) -> list[tuple[BlockKey, SegmentBooks]]:
+        """Records of ``keys`` that no index has and that are still on disk: to be buried now (I12)."""
+        graves = []
+        for segment, left in partition.remains.items():
+            found = [key for key in keys if key in left]
+            left.difference_update(found)
+            graves += [(key, segment) for key in found]
+        return graves
+
     def _bury(self, partition: SsdPartition, graves: list[tuple[BlockKey, SegmentBooks]]) -> None:
-        """Write tombstones for keys whose records, in the segments given, are still on disk."""
+        """Write tombstones for keys whose records, in the segments given, are still on disk.
+
+        A file that is removed before the tombstone would be written needs none, unless its removal fails.
+        """
         owner = partition.owner
-        if partition is not owner.partitions.get((partition.namespace_uid, partition.epoch)):
-            return  # its key is destroyed: nothing of it can come back
+        if not self._has_key(partition):
+            return
+        for key, target in graves:
+            if target.state is SegmentState.DROPPING:
+                target.owed[key] = None
         graves = [(key, target) for key, target in graves if target.state is not SegmentState.DROPPING]
         for start in range(0, len(graves), TOMBSTONES_MAX):
             batch = graves[start : start + TOMBSTONES_MAX]
             keys, targets = tuple(key for key, _ in batch), frozenset(target for _, target in batch)
             segment = self._segment_with_room(partition, 1, rows=0, tombstones=len(batch)) if self.is_writable else None
             if segment is None:
-                for target in targets:
-                    self._doom(target)
+                self._give_up(keys, targets)
                 continue
             before_bytes = segment.charged_bytes
             block = segment.next_block
@@ -348,6 +380,22 @@ class SegmentLog:
             self._charge(owner, segment.charged_bytes - before_bytes)
             self._ask(Bury(segment, block, keys, targets))
 
+    def _outdate_unknown(self, tenant: TenantId, namespace_uid: str, epoch: int) -> None:
+        """I12: a deletion that cannot be told to what is on disk costs the partition what it has there."""
+        outdate = Outdate(tenant, namespace_uid, epoch)
+        if outdate not in self._outdated:
+            self._outdated.add(outdate)
+            self._ask(outdate)
+
+    def _give_up(self, keys: Iterable[BlockKey], targets: Iterable[SegmentBooks]) -> None:
+        """I12: rather lose whole segments than let an entry come back for which no tombstone can be written."""
+        for target in sorted(targets, key=lambda segment: segment.number):
+            target.owed.update(dict.fromkeys(keys))
+            if target.tombstones:  # for the sake of older segments its file would stay: they go with it
+                for older in self._older(target):
+                    self._doom(older)
+            self._doom(target)
+
     def _destroy(self, partition: SsdPartition) -> None:
         """I12: unreachable now; the key goes before the first byte does."""
         owner = partition.owner
@@ -356,6 +404,7 @@ class SegmentLog:
         for append in partition.writing.values():
             append.is_cancelled = True
         partition.writing.clear()
+        partition.remains.clear()
         for segment in [other for other in owner.segments.values() if other.partition is partition]:
             segment.tombstones.clear()
             self._doom(segment)

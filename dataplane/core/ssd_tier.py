@@ -31,9 +31,9 @@ from dataplane.core.ssd_books import (
     Append,
     Bury,
     DropSegment,
+    Outdate,
     Relocate,
     Seal,
-    SegmentBooks,
     SegmentState,
     SsdEntry,
     SsdPartition,
@@ -158,6 +158,8 @@ class SsdTier(SegmentLog):
         elif append.is_cancelled or (replaced is not None and not replaced.is_alive):
             self._bury(partition, [(append.key, segment)])
         elif segment.is_leaving:
+            if segment in partition.remains:
+                partition.remains[segment].add(append.key)
             if replaced is None:
                 counters.dropped(DropReason.NO_ROOM)
         else:
@@ -205,7 +207,10 @@ class SsdTier(SegmentLog):
         if not intact:
             counters.read_failures += 1
             if is_alive:
+                # What could not be read now may be readable after a restart: it is charged, and must not come back
+                # once the client has deleted or replaced it (I12).
                 self._lose(entry)
+                entry.segment.partition.remains.setdefault(entry.segment, set()).add(entry.key)
         elif is_alive and not read.relocates:
             counters.reads += 1
             counters.read_bytes += entry.size_bytes
@@ -216,12 +221,14 @@ class SsdTier(SegmentLog):
 
     def delete(self, partition: Partition, keys: Iterable[BlockKey]) -> set[BlockKey]:
         """Remove entries, those on their way too; return which were there. Tombstones keep them from coming back."""
+        if not self.is_known:
+            self._outdate_unknown(partition.tenant, partition.namespace_uid, partition.epoch)
         books = self._books(partition)
         if books is None:
             return set()
         wanted = list(keys)
         found: set[BlockKey] = set()
-        graves = self._remains(books, wanted)
+        graves = self._take_remains(books, wanted)
         for key in wanted:
             entry, append = books.entries.get(key), books.writing.get(key)
             if entry is not None:
@@ -235,34 +242,31 @@ class SsdTier(SegmentLog):
         self._bury(books, graves)
         return found
 
-    @staticmethod
-    def _remains(books: SsdPartition, keys: list[BlockKey]) -> list[tuple[BlockKey, SegmentBooks]]:
-        """Records that cannot be found any more and are still on disk, as long as their file is needed (I12)."""
-        doomed = [
-            segment
-            for segment in books.owner.segments.values()
-            if segment.state is SegmentState.DOOMED and segment.partition is books
-        ]
-        wanted = set(keys) if doomed else set()
-        return [(entry.key, segment) for segment in doomed for entry in segment.entries if entry.key in wanted]
-
     def outdate(self, partition: Partition, key: BlockKey) -> bool:
         """A client puts ``key``: True if it is here already; a record on its way is given up for the client's bytes.
 
-        While the tier cannot be read what it has is given up too: the client's bytes can be served, and it cannot.
+        While the tier cannot be read what it has is given up too: the client's bytes can be served, and it cannot. A
+        record that could not be read is buried, so that it does not come back in place of the client's bytes (I12);
+        while nothing can be written that waits for a delete: a put must not cost whole segments.
         """
         books = self._books(partition)
         if books is None:
             return False
         entry = books.entries.get(key)
+        if entry is not None and self.is_readable:
+            return True
+        graves = self._take_remains(books, (key,)) if books.remains and self.is_writable else []
         if entry is not None:
-            if not self.is_readable:
-                self._lose(entry)
-                self._settle(entry.segment)
-            return self.is_readable
+            if self.is_writable:
+                graves.append((key, entry.segment))
+            else:
+                books.remains.setdefault(entry.segment, set()).add(key)
+            self._lose(entry)
+            self._settle(entry.segment)
         append = books.writing.get(key)
         if append is not None:
             append.is_cancelled = True
+        self._bury(books, graves)
         return False
 
     # ---- answers to actions
@@ -271,9 +275,7 @@ class SsdTier(SegmentLog):
         bury.segment.writers -= 1
         if not written:
             self._close(bury.segment)
-            # I12: rather lose whole segments than let a deleted entry come back.
-            for target in bury.targets:
-                self._doom(target)
+            self._give_up(bury.keys, bury.targets)
         self._settle(bury.segment)
 
     def seal_end(self, seal: Seal, *, written: bool, lost: bool = False) -> None:
@@ -318,11 +320,17 @@ class SsdTier(SegmentLog):
     def drop_end(self, drop: DropSegment, *, removed: bool) -> None:
         """The file is gone and no longer charged; or it could not be removed, and stays charged (I8)."""
         segment = drop.segment
-        owner = segment.partition.owner
+        partition, owner = segment.partition, segment.partition.owner
         if not removed:
-            segment.state = SegmentState.DOOMED  # tried again when something else of the tenant is dropped
+            segment.state = SegmentState.DOOMED
+            # A tombstone would also bury a newer record of the key; while there is one, that one counts anyway.
+            due = [key for key in segment.owed if not (key in partition.entries or key in partition.writing)]
+            for key in due:
+                del segment.owed[key]
+            self._bury(partition, [(key, segment) for key in due])
             return
         del owner.segments[segment.number]
+        partition.remains.pop(segment, None)
         charged_bytes = segment.charged_bytes
         self._charge(owner, -charged_bytes)
         owner.leaving_bytes -= charged_bytes
@@ -331,6 +339,15 @@ class SsdTier(SegmentLog):
             if waiting.tombstones or waiting.state is SegmentState.DOOMED:
                 self._settle(waiting)
         self._forget_if_empty(owner)
+
+    def outdate_end(self, outdate: Outdate, *, written: bool) -> None:
+        """What could not be remembered is asked for again with the partition's next deletion."""
+        if not written:
+            self._outdated.discard(outdate)
+
+    def drop_again(self, drop: DropSegment) -> None:
+        """Ask once more to remove a file that could not be removed, if nobody has asked since."""
+        self._settle(drop.segment)
 
     def seal_all(self) -> None:
         """Ask for the footer of every open segment: before a clean stop, so that the next start is quick."""

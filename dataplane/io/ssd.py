@@ -29,9 +29,10 @@ from dataplane.io.clock import Clock
 from dataplane.io.ssd_disk import Disk
 from dataplane.io.ssd_fetch import Fetch
 from dataplane.io.ssd_health import Health, SsdState, SsdStatus
+from dataplane.io.ssd_outdated import OutdatedPartitions
 from dataplane.io.ssd_places import place_of
 from dataplane.io.ssd_reader import Reader
-from dataplane.io.ssd_recovery import adopt, find_segments
+from dataplane.io.ssd_recovery import adopt, discard_outdated, find_segments
 from dataplane.io.ssd_staging import Staging
 from dataplane.io.ssd_writer import Staged, Writer
 from dataplane.io.workers import Workers
@@ -67,6 +68,7 @@ class SsdStore:
 
     Args:
         workers: where blocking work runs and how it comes back.
+        outdated: what was deleted while an earlier process could not read the folder.
     """
 
     def __init__(
@@ -78,12 +80,14 @@ class SsdStore:
         disk: Disk,
         clock: Clock,
         workers: Workers,
+        outdated: OutdatedPartitions,
         limits: SsdLimits | None = None,
     ) -> None:
         limits = limits or SsdLimits()
         self.tier: Final = tier
         self._arena = arena
         self._disk = disk
+        self._outdated = outdated
         self._clock = clock
         self._workers = workers
         self._staging = Staging(limits.staging_bytes, prefault=limits.prefault)
@@ -108,6 +112,7 @@ class SsdStore:
             workers=workers,
             health=self._health,
             reader=self._reader,
+            outdated=outdated,
             on_progress=self._tell_if_idle,
         )
         self._on_idle: Callable[[], None] | None = None
@@ -121,8 +126,13 @@ class SsdStore:
         try:
             self._disk.files.probe(self._disk.root)
             found = find_segments(self._disk)
+            discard_outdated(self._disk, found, self._outdated.all())
+            self._outdated.clear()
         except OSError as error:
             self._health.unusable(f"the folder cannot be used: {error.strerror or error}")
+            return
+        except ValueError:
+            self._health.unusable(f"{self._outdated.path} is damaged: what was deleted meanwhile is not known")
             return
         adopt(found, self.tier)
         for problem in found.problems:
@@ -131,6 +141,7 @@ class SsdStore:
 
     def close(self, on_idle: Callable[[], None]) -> None:
         """Seal open segments, so that the next start is quick, and call ``on_idle`` when nothing is in progress."""
+        self._writer.remove_again()
         self.tier.seal_all()
         self._on_idle = on_idle
         self._writer.wake()

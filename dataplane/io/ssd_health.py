@@ -43,7 +43,7 @@ class SsdState(StrEnum):
     """How the tier fares; DRAM goes on in each of them."""
 
     OK = "ok"
-    DEGRADED = "degraded"  #: reads and writes go on; something was lost or left alone
+    DEGRADED = "degraded"  #: reads and writes go on; something was lost or left alone, or cannot be removed
     READ_ONLY = "read-only"  #: the device takes no writes; tried again after a while
     OFF = "off"  #: the device cannot be read: what is on it is not promised to anybody
 
@@ -100,6 +100,7 @@ class Health:
         self._unusable = self.reason
         self._unreadable = ""
         self._unwritable = ""
+        self._unremovable = ""
         self._found = ""
         self._lost = ""
         self._lost_ns = 0
@@ -119,7 +120,7 @@ class Health:
     def unusable(self, why: str) -> None:
         """The folder could not be read: nothing of it is known, and nothing is written to it before a restart."""
         self._unusable = why
-        self._tier.is_writable = self._tier.is_readable = False
+        self._tier.is_writable = self._tier.is_readable = self._tier.is_known = False
         self.look()
 
     # ---- writes
@@ -137,6 +138,18 @@ class Health:
     def write_succeeded(self) -> None:
         if self._unwritable and self._tier.is_writable:
             self._unwritable = ""
+            self.look()
+
+    def removal_failed(self, error: Exception) -> None:
+        """A file or a key is still there that should be gone: charged, and tried again after a while."""
+        self.write_errors += 1
+        self._unremovable = f"a removal failed: {error}"
+        self.look()
+
+    def removals_succeeded(self) -> None:
+        """Nothing is there any more that should be gone."""
+        if self._unremovable:
+            self._unremovable = ""
             self.look()
 
     def _try_writes(self) -> None:
@@ -187,7 +200,7 @@ class Health:
             self._tell(SsdState.OFF, off)
         elif self._unwritable:
             self._tell(SsdState.READ_ONLY, self._unwritable)
-        elif problem := self._lost or self._found:
+        elif problem := self._unremovable or self._lost or self._found:
             self._tell(SsdState.DEGRADED, problem)
         else:
             self._tell(SsdState.OK, "")

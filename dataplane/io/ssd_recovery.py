@@ -29,6 +29,7 @@ from dataplane.core.segments import (
     partition_identity,
     record_blocks,
 )
+from dataplane.core.ssd_books import Outdate
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.io.ssd_disk import LOCK_FILE, Disk, aligned
 from dataplane.io.ssd_keys import KEY_FILE, KEY_FILE_MAX_BYTES, unwrap_key
@@ -141,14 +142,7 @@ def _find_partition(disk: Disk, found: Found, tenant: TenantId, path: Path) -> N
     folder = Folder(tenant, number, key.namespace_uid, key.epoch)
     for older in [other for other in found.folders if _is_same_partition(other, folder)]:
         # A partition has one folder: the older one was about to be destroyed when the process died (I12).
-        found.folders.remove(older)
-        found.segments = [segment for segment in found.segments if segment.path.folder != older]
-        disk.forget_key(older)
-        older_path = disk.folder_path(older)
-        disk.files.destroy_small(older_path / KEY_FILE)
-        _finish_deletion(
-            disk, older_path, [inner for inner in older_path.iterdir() if _SEGMENT_NAME.fullmatch(inner.name)]
-        )
+        _discard(disk, found, older)
     found.folders.append(folder)
     disk.adopt_key(folder, key.data_key)
     for segment_number, segment_path in segments.items():
@@ -164,6 +158,24 @@ def _find_partition(disk: Disk, found: Found, tenant: TenantId, path: Path) -> N
                 found.segments.append(segment)
             elif segment_path.exists():
                 disk.files.unlink(segment_path)
+
+
+def discard_outdated(disk: Disk, found: Found, outdated: Collection[Outdate]) -> None:
+    """I12: what cannot be reconciled with deletions that it was not told of goes, key first. Raises OSError."""
+    for folder in list(found.folders):
+        if Outdate(folder.tenant, folder.namespace_uid, folder.epoch) in outdated:
+            _discard(disk, found, folder)
+            path = disk.folder_path(folder)
+            found.problems.append(f"{path}: entries were deleted while it could not be read; removed")
+
+
+def _discard(disk: Disk, found: Found, folder: Folder) -> None:
+    found.folders.remove(folder)
+    found.segments = [segment for segment in found.segments if segment.path.folder != folder]
+    disk.forget_key(folder)
+    path = disk.folder_path(folder)
+    disk.files.destroy_small(path / KEY_FILE)
+    _finish_deletion(disk, path, [inner for inner in path.iterdir() if _SEGMENT_NAME.fullmatch(inner.name)])
 
 
 def _is_same_partition(one: Folder, other: Folder) -> bool:

@@ -17,12 +17,24 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
 from dataplane.core.segments import BLOCK_BYTES, BadFormatError, record_blocks
-from dataplane.core.ssd_books import Append, Bury, DestroyKey, DropSegment, Relocate, Seal, SsdAction
+from dataplane.core.ssd_books import (
+    Append,
+    Bury,
+    DestroyKey,
+    DropSegment,
+    Outdate,
+    Relocate,
+    Seal,
+    SegmentBooks,
+    SsdAction,
+    SsdPartition,
+)
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.io.clock import Clock
 from dataplane.io.ssd_disk import Disk, NotDurableError, SegmentClosedError
 from dataplane.io.ssd_fetch import ReadJob
 from dataplane.io.ssd_health import RETRY_S, Health
+from dataplane.io.ssd_outdated import OutdatedPartitions
 from dataplane.io.ssd_places import folder_of, place_of
 from dataplane.io.ssd_reader import Reader
 from dataplane.io.ssd_staging import Slot, Staging
@@ -69,10 +81,12 @@ class Writer:
         workers: Workers,
         health: Health,
         reader: Reader,
+        outdated: OutdatedPartitions,
         on_progress: Callable[[], None],
     ) -> None:
         self._tier = tier
         self._disk = disk
+        self._outdated = outdated
         self._staging = staging
         self._clock = clock
         self._workers = workers
@@ -83,6 +97,9 @@ class Writer:
         self._jobs = 0
         self._in_jobs = 0
         self._is_pumping = False
+        #: Segments and keys whose removal failed, until it succeeds.
+        self._unremoved: dict[SegmentBooks | SsdPartition, DropSegment | DestroyKey] = {}
+        self._is_retry_due = False
 
     @property
     def queued(self) -> int:
@@ -94,6 +111,15 @@ class Writer:
         if not self._is_pumping:
             self._is_pumping = True
             self._workers.call_soon(self._pump)
+
+    def remove_again(self) -> None:
+        """Try once more to remove what could not be removed, without waiting for the next time that is due."""
+        for action in self._unremoved.values():
+            if isinstance(action, DropSegment):
+                self._tier.drop_again(action)
+            elif action not in self._queue:
+                self._queue.append(action)
+        self.wake()
 
     def stage(self, staged: Staged) -> None:
         """Queue a record behind the actions that came before it."""
@@ -185,6 +211,8 @@ class Writer:
         if isinstance(action, DestroyKey):
             folder = folder_of(action.partition)
             return lambda: disk.destroy_key(folder)
+        if isinstance(action, Outdate):
+            return lambda: self._outdated.add(action)
         assert not isinstance(action, Relocate)
         place = place_of(action.segment)
         if isinstance(action, Bury):
@@ -196,9 +224,10 @@ class Writer:
     def _done(self, steps: Sequence[Step], outcome: list[Exception | None] | Failed) -> None:
         errors = [outcome.error] * len(steps) if isinstance(outcome, Failed) else outcome
         for (_, items), error in zip(steps, errors, strict=True):
-            if error is None:
-                if not isinstance(items[0], DropSegment | DestroyKey):  # removing works on a full device, too
-                    self._health.write_succeeded()
+            if isinstance(items[0], DropSegment | DestroyKey):  # it works on a full device, too
+                self._note_removal(items[0], error)
+            elif error is None:
+                self._health.write_succeeded()
             elif not isinstance(error, SegmentClosedError):
                 self._health.write_failed(error)
             for item in items:
@@ -218,18 +247,36 @@ class Writer:
             tier.seal_end(item, written=written, lost=isinstance(error, NotDurableError))
         elif isinstance(item, DropSegment):
             tier.drop_end(item, removed=written)
-        elif isinstance(item, DestroyKey) and not written:
-            self._workers.call_later(RETRY_S, lambda: self._ask_again(item))
+        elif isinstance(item, Outdate):
+            tier.outdate_end(item, written=written)
 
-    def _ask_again(self, action: DestroyKey) -> None:
-        """I12: a key that could not be destroyed is tried until it is; a new process tries at its first policy."""
-        self._queue.append(action)
-        self.wake()
+    def _note_removal(self, action: DropSegment | DestroyKey, error: Exception | None) -> None:
+        """I8, I12: what could not be removed is tried until it is; a new process tries at its first policy."""
+        subject = action.segment if isinstance(action, DropSegment) else action.partition
+        if error is None:
+            self._unremoved.pop(subject, None)
+            if not self._unremoved:
+                self._health.removals_succeeded()
+            return
+        self._unremoved[subject] = action
+        self._health.removal_failed(error)
+        self._keep_removing()
+
+    def _keep_removing(self) -> None:
+        """See to it that what could not be removed is tried after a while; one timer, however much that is."""
+        if self._unremoved and not self._is_retry_due:
+            self._is_retry_due = True
+            self._workers.call_later(RETRY_S, self._retry_is_due)
+
+    def _retry_is_due(self) -> None:
+        self._is_retry_due = False
+        self.remove_again()
+        self._keep_removing()
 
 
 def _attempt(step: Callable[[], None]) -> Exception | None:
     try:
         step()
-    except (OSError, BadFormatError) as error:
+    except (OSError, ValueError, BadFormatError) as error:
         return error
     return None

@@ -12,6 +12,8 @@ SEEDS_MAX = 80
 #: Where to begin to look for faults that need a rare chain of events; from 0 on it takes half a minute.
 FIRST_SEEDS = {
     "the older record wins": 36,
+    "forget records that no index has": 18,
+    "never try a removal again": 30,
     "say that nothing was purged at a start": 24,
     "serve what was deleted meanwhile": 12,
     "ignore reservations on SSD": 11,

@@ -123,6 +123,11 @@ def _serve_a_segment_that_was_not_flushed(original: Any) -> Any:
     return lambda self, seal, *, written, lost=False: original(self, seal, written=written or lost)
 
 
+def _forget_what_no_index_has(_: Any) -> Any:
+    """As if a record were gone because a read of it, or the removal of its file, has failed."""
+    return lambda partition, keys: []
+
+
 def _drop_a_tombstone_too_early(original: Any) -> Any:
     return lambda segment: False
 
@@ -174,6 +179,8 @@ PLANTS: dict[str, Plant] = {
     "seal without the first row": Plant("I7", SegmentBooks, "live_entries", _seal_without_the_first_row),
     "serve a segment that was not flushed": Plant("I7", SsdTier, "seal_end", _serve_a_segment_that_was_not_flushed),
     "drop a tombstone too early": Plant("I12", SegmentLog, "_is_needed", _drop_a_tombstone_too_early),
+    "forget records that no index has": Plant("I12", SegmentLog, "_take_remains", _forget_what_no_index_has),
+    "never try a removal again": Plant("I12", SsdTier, "drop_again", _do_nothing),
     "trim below the soft mark": Plant("I5", soft_mark, "next_trimmed", _trim_below_the_mark),
     "serve adopted bytes unverified": Plant("I7", Pool, "_is_intact", _adopt_unverified),
     "say that nothing was purged at a start": Plant("I12", CacheCore, "adopt", _adopt_what_the_policy_does_not_name),

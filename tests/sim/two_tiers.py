@@ -29,6 +29,7 @@ from dataplane.core.ssd_books import (
     Seal,
     SegmentState,
     SsdAction,
+    SsdPartition,
     SsdRead,
 )
 from dataplane.core.ssd_tier import SsdTier
@@ -39,7 +40,7 @@ from saltern.names import NamespaceId, TenantId
 from saltern.wire import checksum
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
 from tenants.quota import Tier, TierQuota
-from tests.sim.disk import DiskError, ModelDisk, NotDurableError, Record, Value
+from tests.sim.disk import DiskError, ModelDisk, NotDurableError, Value
 from tests.support.cache_node import key_of
 
 TRANSCRIPT_LINES: Final = 60
@@ -61,6 +62,7 @@ COMMANDS: Final = {
     "rot": 0.5,
     "change_faults": 1.0,
     "retry_writing": 1.0,
+    "retry_removals": 0.5,
     "change_quota": 0.8,
     "rotate_epoch": 0.3,
     "retire_epoch": 0.3,
@@ -117,15 +119,11 @@ class Truth:
 
     Attributes:
         current: the value that a key has now; absent once it was deleted.
-        dead: numbers of values that were deleted and whose tombstone is on disk, by the file that it lies in.
-        older: a record that could not be read once is in no index, and has no tombstone: a restart finds it again. If
-            the key was stored anew meanwhile and DRAM was kept, both are there. A block's content follows from its
-            key, so clients cannot tell; this world can, and accepts either.
-        graves: numbers that a delete has outdated, until a tombstone for the key is written.
+        dead: numbers of values that were deleted or replaced and whose tombstone is on disk, by the file it lies in.
+        graves: numbers that a delete or a put has outdated, until a tombstone for the key is written.
     """
 
     current: dict[tuple[Partition, BlockKey], Value] = field(default_factory=dict)
-    older: dict[tuple[Partition, BlockKey], Value] = field(default_factory=dict)
     dead: dict[int, SegmentNumber] = field(default_factory=dict)
     graves: dict[tuple[Partition, BlockKey], set[int]] = field(default_factory=dict)
 
@@ -147,7 +145,9 @@ class TwoTierWorld:
         queue: what the writing thread has to do, in order.
         readings: what reading threads have to do, in any order.
         losses: SSD entries that this command may take: deleted, or closed with their partition.
-        rotten, unreadable: numbers of values whose bytes in the arena have rotted, and whose record could not be read.
+        rotten: numbers of values whose bytes in the arena have rotted.
+        unremoved: removals of files that failed.
+        unread: entries of which a read failed; clients delete or replace them more often than others.
         sealed: what lay in sealed segments at a clean stop.
         over, not_durable: segments of this life in which a write failed, and of which a sync did.
         transcript, done: see :class:`tests.sim.world.World`.
@@ -178,7 +178,6 @@ class TwoTierWorld:
         for tenant in self.names:
             self.rules[tenant] = self._draw_rules()
         self.rotten: set[int] = set()
-        self.unreadable: set[int] = set()
         self.sealed: set[tuple[Partition, BlockKey]] = set()
         self._boot()
 
@@ -200,6 +199,8 @@ class TwoTierWorld:
         self.above = {}
         self.over: set[SegmentNumber] = set()
         self.not_durable: set[SegmentNumber] = set()
+        self.unremoved: list[DropSegment] = []
+        self.unread: list[tuple[Partition, BlockKey]] = []
         self._recover()
         self.push()
         if snapshot:
@@ -213,8 +214,8 @@ class TwoTierWorld:
         """What the policy still names is there again, as far as there is room; the rest is gone (I4, I12)."""
         named = {place: value for place, value in in_arena.items() if self.is_open(place[0])}
         on_ssd = self.truth.current
-        self.truth.older = {p: on_ssd[p] for p, value in named.items() if on_ssd.get(p, value) != value}
-        self.done["records that came back below a newer value"] += len(self.truth.older)
+        older = [place[1] for place, value in named.items() if on_ssd.get(place, value) != value]
+        assert not older, f"I12: replaced records are back: {', '.join(map(_short, older))}"
         self.truth.current = on_ssd | named
         adopted = self.core.adopt(
             decode_snapshot(snapshot), lambda offset, size: checksum(self.arena.view(offset, size)), self.now_ns
@@ -268,7 +269,7 @@ class TwoTierWorld:
             # In a partition that is to go anyway tombstones go before records: the first policy closes it.
             is_back = self.is_open(partition) and value.number in self.truth.dead
             assert not is_back, f"I12: {_short(key)} of {partition.tenant} is back after a restart"
-        self.truth.current, self.truth.older = expected, {}
+        self.truth.current = expected
         self.truth.graves.clear()  # what was deleted without a tombstone is back, or gone for good
         self.done["entries recovered"] += len(expected)
 
@@ -286,6 +287,7 @@ class TwoTierWorld:
         """Everything ends and every tenant is deleted: nothing may be left, on either tier (I8, I12)."""
         self.disk.fault_share = {}
         self.disk.device_bytes = self.ssd_bytes
+        self.retry_removals()
         self.drain()
         self._end_transfers()
         self.drain()
@@ -294,13 +296,6 @@ class TwoTierWorld:
         self.rules.clear()
         self.push()
         self.drain()
-        if any(
-            one.state is SegmentState.DOOMED for owner in self.tier.tenants.values() for one in owner.segments.values()
-        ):
-            # A file whose removal failed stays charged until something else of its tenant goes, or a restart.
-            self.done["files that only a restart removed"] += 1
-            self._boot()
-            self.drain()
         assert not self.core.usage().tenants, "I8: somebody is left in the books"
         assert not self.disk.files, "I8: an orphan file"
         assert not any(folder.has_key for folder in self.disk.folders.values()), "I12: a key was not destroyed"
@@ -345,6 +340,8 @@ class TwoTierWorld:
 
     def _start_put(self) -> Writing | None:
         partition, key = self._any_partition(), self.rng.choice(self.keys)
+        if self.unread and self.rng.random() < 0.2:
+            partition, key = self.unread.pop()
         self.numbers += 1
         size_bytes = self.rng.choice(self.sizes_bytes)
         value = Value(self.numbers, partition, key, _payload(partition, key, self.numbers, size_bytes))
@@ -359,6 +356,9 @@ class TwoTierWorld:
         assert not self.on_either(partition, key), "I6: a put over an entry that is there was admitted"
         self.say(f"{told}: admitted at {outcome.offset}")
         self.arena.view(outcome.offset, size_bytes)[:] = value.payload
+        replaced = self.truth.current.get((partition, key))
+        if replaced is not None and self.tier.is_writable:  # lost from both tiers, and perhaps still on disk
+            self.truth.graves.setdefault((partition, key), set()).add(replaced.number)
         return Writing(outcome, value)
 
     def _commit(self, writing: Writing) -> None:
@@ -401,7 +401,9 @@ class TwoTierWorld:
         partition, key = self._any_partition(), self.rng.choice(self.keys)
         reading = [one.promotion.ticket.entry for one in self.readings if one.promotion is not None]
         on_ssd = sorted(self._on_disk(), key=_in_order)
-        if reading and self.rng.random() < 0.5:
+        if self.unread and self.rng.random() < 0.5:
+            partition, key = self.unread.pop()
+        elif reading and self.rng.random() < 0.5:
             entry = self.rng.choice(reading)
             partition, key = entry.index.partition, entry.key
         elif on_ssd and self.rng.random() < 0.7:
@@ -413,8 +415,7 @@ class TwoTierWorld:
         assert not self.on_either(partition, key), "I12: deleted and still found"
         if self.is_open(partition) and value is not None:
             del self.truth.current[partition, key]
-            outdated = {one.number for one in (value, self.truth.older.pop((partition, key), None)) if one is not None}
-            self.truth.graves.setdefault((partition, key), set()).update(outdated)
+            self.truth.graves.setdefault((partition, key), set()).add(value.number)
         self.say(f"{partition.tenant} deletes {_short(key)}: {deleted} there")
         return True
 
@@ -507,7 +508,7 @@ class TwoTierWorld:
                 self.disk.write_record(job.append, job.value)
             case Bury():
                 self.disk.write_grave(job)
-                partition = self._partition_of(job)
+                partition = self._partition_of(job.segment.partition)
                 for key in job.keys:
                     for number in self.truth.graves.pop((partition, key), ()):
                         self.truth.dead[number] = job.segment.number
@@ -531,6 +532,7 @@ class TwoTierWorld:
                 tier.seal_end(job, written=written, lost=isinstance(fault, NotDurableError))
             case DropSegment():
                 tier.drop_end(job, removed=written)
+                self.unremoved += [] if written else [job]
             case DestroyKey():
                 if not written:
                     self.queue.append(job)
@@ -546,9 +548,7 @@ class TwoTierWorld:
             value = self.disk.read(entry.segment.number, entry.block, entry.key)
         except DiskError:
             self.done["read failed"] += 1
-            file = self.disk.files.get(entry.segment.number)
-            record = file.at(entry.block) if file is not None else None
-            self.unreadable |= {record.value.number} if record is not None else set()
+            self.unread += [(self._partition_of(entry.segment.partition), entry.key)]
         if reading.promotion is not None:
             self._arrive(reading.promotion, value)
         elif reading.relocate is not None:
@@ -566,9 +566,6 @@ class TwoTierWorld:
         is_served = self.core.promote_end(promotion, digest, self.now_ns)
         self.say(f"{_short(ticket.entry.key)} of {index.partition.tenant} comes from SSD: {is_served}")
         if is_served:
-            place = (index.partition, ticket.entry.key)
-            if value is not None and value == self.truth.older.get(place):
-                self.truth.current[place] = self.truth.older[place]
             self.done["promoted"] += 1
             counters = index.owner.counters
             held_back = counters.hits_held_back
@@ -619,6 +616,14 @@ class TwoTierWorld:
             return False
         self.tier.is_writable = True
         return True
+
+    def retry_removals(self) -> bool:
+        """As the shell does after a while, and at a clean stop."""
+        again, self.unremoved = self.unremoved, []
+        for drop in again:
+            self.tier.drop_again(drop)
+        self.collect()
+        return bool(again)
 
     def kill(self) -> bool:
         """kill -9: what was written is there, and perhaps half of what was being written."""
@@ -693,6 +698,7 @@ class TwoTierWorld:
     def _stop(self) -> None:
         self.disk.fault_share = {}
         self.disk.device_bytes = self.ssd_bytes
+        self.retry_removals()
         self.drain()
         self._end_transfers()
         open_before = {
@@ -718,21 +724,9 @@ class TwoTierWorld:
         self.sealed = sealed
 
     def _deletes_are_durable(self) -> None:
-        """After a clean stop no deleted value may come back, but for those that the index had lost sight of before.
-
-        An entry that could not be read, or whose file could not be removed, is in no index: deleting its key writes no
-        tombstone, and a restart may find it.
-        """
-        doomed = {
-            one.value.number
-            for owner in self.tier.tenants.values()
-            for segment in owner.segments.values()
-            if segment.state is SegmentState.DOOMED and segment.number in self.disk.files
-            for one in self.disk.files[segment.number].written
-            if isinstance(one, Record)
-        }
+        """After a clean stop no value may come back that was deleted or replaced."""
         for numbers in self.truth.graves.values():
-            self.truth.dead.update(dict.fromkeys(numbers - doomed - self.unreadable, _BY_A_CLEAN_STOP))
+            self.truth.dead.update(dict.fromkeys(numbers, _BY_A_CLEAN_STOP))
         self.truth.graves.clear()
 
     def _end_transfers(self) -> None:
@@ -851,7 +845,6 @@ class TwoTierWorld:
         for number, file in self.disk.files.items():
             assert number in named, "I8: an orphan file"
             assert file.size_bytes <= named[number].charged_bytes, "I4: a file is longer than charged"
-        # A segment whose removal failed stays charged until something else of its tenant goes.
         waiting = [one for one in named.values() if one.state is SegmentState.DROPPING]
         assert not waiting, "I8: a file waits to be removed and nobody removes it"
 
@@ -865,8 +858,8 @@ class TwoTierWorld:
             if (record := self.disk.files[entry.segment.number].at(entry.block)) is not None and record.is_good
         }
 
-    def _partition_of(self, job: Bury) -> Partition:
-        books = job.segment.partition
+    @staticmethod
+    def _partition_of(books: SsdPartition) -> Partition:
         return Partition(books.owner.tenant, _NS, books.namespace_uid, books.epoch)
 
     def _any_partition(self) -> Partition:

@@ -10,12 +10,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1024 * 1024
+_SHOWN_BYTES = 8 * 1024
 
 
 class NodeProcess:
@@ -46,15 +49,24 @@ class NodeProcess:
 def node_process(
     *, dram_bytes: int = 64 * MIB, limit_bytes: int | None = None, arena_dir: Path | None = None
 ) -> Iterator[NodeProcess]:
-    """Run a node until the end of the block, which it leaves by a clean stop; ``arena_dir`` keeps DRAM over that."""
+    """Run a node until the end of the block, which it leaves by a clean stop; ``arena_dir`` keeps DRAM over that.
+
+    An exception that leaves the block tells in a note how the node fares and what it said last.
+    """
     command = [sys.executable, __file__, str(dram_bytes), str(limit_bytes or dram_bytes), str(arena_dir or "")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process,
+    ):
         assert process.stdout is not None and process.stdin is not None
         try:
             yield NodeProcess(process, process.stdout.readline())
+        except BaseException as error:
+            error.add_note(f"the node's exit status: {process.poll()}; it said last:\n{_tail(log)}")
+            raise
         finally:
             process.send_signal(signal.SIGCONT)
             process.stdin.close()
@@ -63,6 +75,12 @@ def node_process(
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
+
+
+def _tail(log: IO[bytes]) -> str:
+    size_bytes = os.fstat(log.fileno()).st_size
+    start = max(0, size_bytes - _SHOWN_BYTES)
+    return os.pread(log.fileno(), size_bytes - start, start).decode(errors="replace")
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from dataplane.io.ssd import SsdLimits, SsdStore
 from dataplane.io.ssd_disk import Disk
 from dataplane.io.ssd_files import Files
 from dataplane.io.ssd_keys import load_node_key
+from dataplane.io.ssd_outdated import OutdatedPartitions
 from dataplane.io.ssd_places import place_of
 from dataplane.io.workers import Failed
 from saltern import wire
@@ -262,6 +263,7 @@ class SsdNode:
             disk=self.disk,
             clock=Clock(self.tick, lambda: self.now_ns / 1e9),
             workers=self.workers,
+            outdated=OutdatedPartitions(folder),
             limits=SsdLimits(staging_bytes),
         )
 

@@ -240,13 +240,28 @@ def test_i12_tombstones_outlive_a_segment_that_could_not_be_made_durable(start: 
     assert node.tier.tenants[TenantId("a")].counters.lost == 2
     assert on_ssd(node, partition, range(12)) == [1, 3, 4]
     # What is lost to us is still in the file, which has to stay for its tombstones: deleting must reach it there.
-    assert node.core.delete(partition, [key_of(5)]) == 0
     node.pass_time(int(RETRY_S))
     node.core.delete(partition, [key_of(6)])
     node.workers.drain()
     node = start()
     left = on_ssd(node, partition, range(12))
     assert not {0, 2, 6} & set(left) and {1, 3, 4} <= set(left)
+
+
+def test_i12_where_no_tombstone_can_be_written_older_segments_go_with_the_one_that_guards_them(start: Start) -> None:
+    node = start()
+    partition = fill(node, "a", range(10))
+    node.tier.seal_all()
+    node.workers.drain()
+    node.core.delete(partition, [key_of(0), key_of(2)])
+    fill(node, "a", range(10, 12))
+    faults_of(node).sync_faults.append(errno.EIO)
+    node.tier.seal_all()
+    node.workers.drain()
+    assert not node.tier.is_writable and node.core.delete(partition, [key_of(5)]) == 0
+    node.workers.drain()
+    node = start()
+    assert on_ssd(node, partition, range(12)) == [], "0 and 2 would be back without the newer one, 5 with it"
 
 
 def test_i12_the_key_is_destroyed_though_the_device_failed_at_first(start: Start) -> None:
