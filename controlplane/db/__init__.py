@@ -2,7 +2,7 @@
 
 from controlplane.db.policy import POLICY_CHANNEL, bump_policy_version
 from controlplane.db.row_security import PlatformScope, Scope, ServiceScope, ServiceTask, TenantScope, scope_of
-from controlplane.db.session import Database, connect, narrow, sqlalchemy_url
+from controlplane.db.session import Database, connect, sqlalchemy_url
 
 __all__ = [
     "POLICY_CHANNEL",
@@ -14,7 +14,6 @@ __all__ = [
     "TenantScope",
     "bump_policy_version",
     "connect",
-    "narrow",
     "scope_of",
     "sqlalchemy_url",
 ]

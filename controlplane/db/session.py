@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
-from controlplane.db.row_security import TENANT_SETTING, Scope, TenantScope, scope_of_current_caller, setting_of
+from controlplane.db.row_security import TENANT_SETTING, Scope, scope_of_current_caller, setting_of
 from saltern.errors import InvalidArgumentError
 
 _CONNECT_TIMEOUT_S = 5
@@ -95,12 +95,6 @@ def scope_of_session(session: AsyncSession) -> Scope | None:
     """Whose rows the transaction in progress may touch."""
     scope: Scope | None = session.info.get(_SCOPE)
     return scope
-
-
-async def narrow(session: AsyncSession, scope: TenantScope) -> None:
-    """From here on the transaction may touch the rows of one tenant only: once it is known whose it is (I2)."""
-    session.info[_SCOPE] = scope
-    await (await session.connection()).exec_driver_sql(_SET_TENANT, (setting_of(scope),))
 
 
 def connect(url: str | URL, *, pool_connections: int = 10) -> Database:
