@@ -105,6 +105,19 @@ def test_requests_that_follow_each_other_in_one_record_are_all_answered(authorit
         assert [client.receive()[0].request_id for _ in range(1, 400)] == list(range(1, 400))
 
 
+def test_a_request_in_the_record_that_ends_a_payload_is_answered(authority: Authority) -> None:
+    """The payload is read to its last byte and not beyond: what follows in its record is held back by OpenSSL."""
+    data = random.Random(3).randbytes(300_000)
+    with static_node(tls=authority.server()) as node, bare(node, authority.client()) as client:
+        client.send(Opcode.HELLO, wire.Hello(node.token("acme", "chat"), "chat", 1, "test"))
+        client.receive()
+        put = wire.Put(bytes(32), [len(data)], wire.join_sums([wire.checksum(memoryview(data))]))
+        frames = wire.encode_request(Opcode.PUT, 2, wire.encode_body(put), len(data)) + data
+        frames += wire.encode_request(Opcode.PING, 3, wire.encode_body(wire.Empty()))
+        client.sock.sendall(frames)
+        assert [client.receive()[0].request_id for _ in range(2)] == [2, 3]
+
+
 def test_frames_cut_into_records_of_one_byte_are_understood(authority: Authority) -> None:
     with static_node(tls=authority.server()) as node, bare(node, authority.client()) as client:
         hello = wire.Hello(node.token("acme", "chat"), "chat", 1, "test")
