@@ -37,6 +37,7 @@ class Permission(StrEnum):
     AUDIT_READ = "audit.read"
     USAGE_READ = "usage.read"
     NODES_READ = "nodes.read"
+    NODES_MANAGE = "nodes.manage"
     NODE_SERVE = "node.serve"
     ENTRIES_READ = "entries.read"
     ENTRIES_WRITE = "entries.write"

@@ -27,6 +27,7 @@ from saltern.admin.v1 import (
     audit_pb2_grpc,
     credentials_pb2_grpc,
     namespaces_pb2_grpc,
+    nodes_pb2_grpc,
     quotas_pb2_grpc,
     salt_policies_pb2_grpc,
     tenants_pb2_grpc,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from saltern.admin.v1.audit_pb2_grpc import AuditServiceStub
     from saltern.admin.v1.credentials_pb2_grpc import CredentialServiceStub
     from saltern.admin.v1.namespaces_pb2_grpc import NamespaceServiceStub
+    from saltern.admin.v1.nodes_pb2_grpc import NodesServiceStub
     from saltern.admin.v1.quotas_pb2_grpc import QuotaServiceStub
     from saltern.admin.v1.salt_policies_pb2_grpc import SaltPolicyServiceStub
     from saltern.admin.v1.tenants_pb2_grpc import TenantServiceStub
@@ -230,6 +232,10 @@ class AdminClient:
     @cached_property
     def usage(self) -> UsageServiceStub:
         return usage_pb2_grpc.UsageServiceStub(self._channel)
+
+    @cached_property
+    def nodes(self) -> NodesServiceStub:
+        return nodes_pb2_grpc.NodesServiceStub(self._channel)
 
     def exchange(
         self, audience: auth_pb2.Audience.ValueType, *, namespace_id: str = "", deadline_ms: int | None = None

@@ -7,6 +7,7 @@ import grpc
 from controlplane.admin.audit_events import AuditService
 from controlplane.admin.credentials import CredentialService
 from controlplane.admin.namespaces import NamespaceService
+from controlplane.admin.nodes import NodesService
 from controlplane.admin.quotas import QuotaService
 from controlplane.admin.salt_policies import SaltPolicyService
 from controlplane.admin.service import AdminParts
@@ -17,6 +18,7 @@ from saltern.admin.v1 import (
     audit_pb2_grpc,
     credentials_pb2_grpc,
     namespaces_pb2_grpc,
+    nodes_pb2_grpc,
     quotas_pb2_grpc,
     salt_policies_pb2_grpc,
     tenants_pb2_grpc,
@@ -38,6 +40,7 @@ SERVICE_NAMES = tuple(
         TokenService,
         AuditService,
         UsageService,
+        NodesService,
     )
 )
 
@@ -52,3 +55,4 @@ def add_services(server: grpc.aio.Server, parts: AdminParts) -> None:
     tokens_pb2_grpc.add_TokenServiceServicer_to_server(TokenService(parts), server)
     audit_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(parts), server)
     usage_pb2_grpc.add_UsageServiceServicer_to_server(UsageService(parts), server)
+    nodes_pb2_grpc.add_NodesServiceServicer_to_server(NodesService(parts), server)

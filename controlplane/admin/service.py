@@ -125,7 +125,7 @@ class AdminServicer:
                 before=to_snapshot(change.before),
                 after=to_snapshot(change.after),
                 now=now,
-                bump_policy=lambda: bump_policy_version(session, now),
+                bump_policy=lambda: bump_policy_version(session, now, _tenant_of(change.resource)),
             )
             if request_id is not None:
                 await store_response(
@@ -136,6 +136,12 @@ class AdminServicer:
                     response=change.replay or change.response,
                 )
         return change.response
+
+
+def _tenant_of(resource: str) -> TenantId | None:
+    """The tenant that a resource hangs off; None for one of the platform."""
+    collection, _, rest = resource.partition("/")
+    return TenantId(rest.partition("/")[0]) if collection == "tenants" and rest else None
 
 
 def method(

@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.admin.fields import parse_page_size, to_timestamp
+from controlplane.admin.nodes import leased_bytes, to_node
 from controlplane.admin.pages import cut_page, decode_identifier_token, encode_page_token
 from controlplane.admin.resources import TIER_TO_PROTO
 from controlplane.admin.service import AdminServicer, load_tenant, method
@@ -19,7 +20,7 @@ from controlplane.caller import authorise
 from controlplane.db.models import USAGE_COUNTERS, USAGE_MAPS, Node, NodeTierUsage, NodeUsage, TierQuota
 from controlplane.rpc import Context
 from saltern.admin.v1 import usage_pb2, usage_pb2_grpc
-from saltern.names import NodeId, TenantId, node_name, parse_tenant_name, tenant_name
+from saltern.names import TenantId, parse_tenant_name, tenant_name
 from tenants.roles import Permission
 
 _COLLECTION = "nodes"
@@ -50,21 +51,11 @@ class UsageService(AdminServicer, usage_pb2_grpc.UsageServiceServicer):
         async with self._database.transaction() as session:
             statement = select(Node).where(Node.id > after).order_by(Node.id).limit(page_size + 1)
             rows, last = cut_page((await session.scalars(statement)).all(), page_size)
+            leased = await leased_bytes(session, [row.id for row in rows])
+        now, lost_after = self._parts.clock(), self._parts.node_lost_after
         return usage_pb2.ListNodesResponse(
-            nodes=map(self._to_node, rows), next_page_token=encode_page_token(_COLLECTION, last.id) if last else ""
-        )
-
-    def _to_node(self, row: Node) -> usage_pb2.Node:
-        live = self._parts.clock() - row.last_report_time < self._parts.node_lost_after
-        return usage_pb2.Node(
-            name=node_name(NodeId(row.id)),
-            state=usage_pb2.Node.STATE_LIVE if live else usage_pb2.Node.STATE_LOST,
-            wire_endpoint=row.wire_endpoint,
-            grpc_endpoint=row.grpc_endpoint,
-            dram_capacity_bytes=row.dram_capacity_bytes,
-            policy_version=row.applied_version,
-            last_report_time=to_timestamp(row.last_report_time),
-            tls_server_name=row.tls_server_name,
+            nodes=[to_node(row, leased.get(row.id, (0, 0)), now, lost_after) for row in rows],
+            next_page_token=encode_page_token(_COLLECTION, last.id) if last else "",
         )
 
 

@@ -126,9 +126,13 @@ def settle(row: models.Node, version: int) -> bool:
 
 
 async def live_nodes(session: AsyncSession, now: datetime) -> list[models.Node]:
-    """The nodes that have registered or reported lately, by id."""
+    """The nodes that clients are sent to, by id: those that have registered or reported lately and are not cordoned.
+
+    Where every live node is cordoned, all of them: serving on is what cordoning does not end.
+    """
     statement = select(models.Node).where(models.Node.last_report_time > now - LOST_AFTER).order_by(models.Node.id)
-    return list(await session.scalars(statement))
+    live = list(await session.scalars(statement))
+    return [row for row in live if row.admin_state is models.NodeAdminState.ACTIVE] or live
 
 
 async def require_current(

@@ -27,6 +27,7 @@ from saltern.admin.v1 import (
     credentials_pb2_grpc,
     namespaces_pb2,
     namespaces_pb2_grpc,
+    nodes_pb2_grpc,
     quotas_pb2,
     quotas_pb2_grpc,
     salt_policies_pb2_grpc,
@@ -108,6 +109,7 @@ class Admin:
         self.tokens: Any = tokens_pb2_grpc.TokenServiceStub(channel)
         self.audit: Any = audit_pb2_grpc.AuditServiceStub(channel)
         self.usage: Any = usage_pb2_grpc.UsageServiceStub(channel)
+        self.nodes: Any = nodes_pb2_grpc.NodesServiceStub(channel)
 
     async def create_tenant(self, tenant: str, *, display_name: str = "", request_id: str = "") -> tenants_pb2.Tenant:
         request = tenants_pb2.CreateTenantRequest(

@@ -27,6 +27,7 @@ from saltern.admin.v1 import (
     credentials_pb2_grpc,
     namespaces_pb2,
     namespaces_pb2_grpc,
+    nodes_pb2_grpc,
     quotas_pb2,
     quotas_pb2_grpc,
     tenants_pb2,
@@ -97,6 +98,7 @@ class Control:
         self.tokens: Any = tokens_pb2_grpc.TokenServiceStub(self.channel)
         self.audit: Any = audit_pb2_grpc.AuditServiceStub(self.channel)
         self.usage: Any = usage_pb2_grpc.UsageServiceStub(self.channel)
+        self.nodes: Any = nodes_pb2_grpc.NodesServiceStub(self.channel)
 
     async def redeem(self) -> str:
         """Redeem the bootstrap token; keeps and returns the first platform-admin API key."""

@@ -12,7 +12,7 @@ EXPECTED = {
     "platform-admin": VIEW
     | {
         "tenants.manage", "namespaces.manage", "quotas.manage", "credentials.manage", "credentials.read", "audit.read",
-        "nodes.read", "signing-keys.manage", "signing-keys.read",
+        "nodes.manage", "nodes.read", "signing-keys.manage", "signing-keys.read",
     },
     "tenant-admin": VIEW | {"namespaces.manage", "credentials.manage", "credentials.read", "audit.read"},
     "tenant-auditor": VIEW | {"credentials.read", "audit.read"},
@@ -46,7 +46,7 @@ def test_i2_nobody_of_the_platform_touches_entries() -> None:
 
 
 def test_only_the_platform_manages_tenants_and_quotas() -> None:
-    for permission in (Permission.TENANTS_MANAGE, Permission.QUOTAS_MANAGE, Permission.NODES_READ):
+    for permission in (Permission.TENANTS_MANAGE, Permission.QUOTAS_MANAGE, Permission.NODES_READ, Permission.NODES_MANAGE):
         assert {role for role in Role if may(role, permission)} == {Role.PLATFORM_ADMIN}
 
 

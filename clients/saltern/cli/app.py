@@ -25,10 +25,11 @@ from saltern.cli.failure import (
     one_line,
 )
 from saltern.cli.namespace import namespace
+from saltern.cli.node import node
 from saltern.cli.quota import quota, salt
 from saltern.cli.settings import OUTPUT_JSON, Group, settings_of
 from saltern.cli.tenant import tenant
-from saltern.cli.usage import node, usage
+from saltern.cli.usage import usage
 from saltern.errors import InvalidArgumentError, SalternError
 
 _COMPLETION_VARIABLE = "_SALTERN_COMPLETE"

@@ -1,4 +1,4 @@
-"""``saltern usage``: what tenants hold and what the cache did for them; ``saltern node``: the nodes."""
+"""``saltern usage``: what tenants hold and what the cache did for them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,15 @@ import click
 
 from saltern.cli.parameters import TENANT
 from saltern.cli.render import (
-    Table,
-    enum_word,
-    local_time,
     message_dict,
     print_json,
-    print_messages,
 )
-from saltern.cli.settings import Command, Group, settings_of
+from saltern.cli.settings import Command, settings_of
 from saltern.cli.stack import connect
 from saltern.cli.usage_tables import print_reasons, print_usages
 from saltern.names import TenantId, tenant_name
-from saltern.sizes import format_size
 
 if TYPE_CHECKING:
-    from saltern.admin.v1.usage_pb2 import Node
     from saltern.admin_client import AdminClient
 
 
@@ -57,30 +51,3 @@ def _visible_tenants(admin: AdminClient) -> list[str]:
     if admin.tenant_id:
         return [tenant_name(TenantId(admin.tenant_id))]
     return [item.name for item in admin.iterate(admin.tenants.ListTenants, ListTenantsRequest(), "tenants")]
-
-
-@click.group("node", cls=Group)
-def node() -> None:
-    """Show the cache nodes."""
-
-
-@node.command("list")
-@click.pass_context
-def list_nodes(ctx: click.Context) -> None:
-    """List the nodes that ever registered (platform-admin)."""
-    from saltern.admin.v1.usage_pb2 import ListNodesRequest
-
-    admin = connect(ctx)
-    nodes: list[Node] = list(admin.iterate(admin.usage.ListNodes, ListNodesRequest(), "nodes"))
-    table = Table("NODE", "STATE", "WIRE", "GRPC", "DRAM", "POLICY", "LAST REPORT", right=("DRAM", "POLICY"))
-    for item in nodes:
-        table.add(
-            item.name.removeprefix("nodes/"),
-            enum_word(item.State, item.state, "STATE_"),
-            item.wire_endpoint,
-            item.grpc_endpoint,
-            format_size(item.dram_capacity_bytes),
-            item.policy_version,
-            local_time(item.last_report_time),
-        )
-    print_messages(settings_of(ctx), "nodes", nodes, table)

@@ -14,6 +14,7 @@ from saltern.admin.v1 import (
     audit_pb2,
     credentials_pb2,
     namespaces_pb2,
+    nodes_pb2,
     quotas_pb2,
     salt_policies_pb2,
     tenants_pb2,
@@ -187,6 +188,10 @@ PLATFORM_METHODS: list[tuple[str, str, Permission, Any]] = [
     ("tokens", "ListTokenRevocations", Permission.CREDENTIALS_READ, tokens_pb2.ListTokenRevocationsRequest()),
     ("audit", "ListAuditEvents", Permission.AUDIT_READ, audit_pb2.ListAuditEventsRequest()),
     ("usage", "ListNodes", Permission.NODES_READ, usage_pb2.ListNodesRequest()),
+    ("nodes", "CordonNode", Permission.NODES_MANAGE, nodes_pb2.CordonNodeRequest(name="nodes/node-1")),
+    ("nodes", "DrainNode", Permission.NODES_MANAGE, nodes_pb2.DrainNodeRequest(name="nodes/node-1")),
+    ("nodes", "UncordonNode", Permission.NODES_MANAGE, nodes_pb2.UncordonNodeRequest(name="nodes/node-1")),
+    ("nodes", "RemoveNode", Permission.NODES_MANAGE, nodes_pb2.RemoveNodeRequest(name="nodes/node-1")),
 ]
 TENANT_ROLES = [role for role in Role if role not in PLATFORM_ROLES]
 
