@@ -46,7 +46,8 @@ def test_i2_nobody_of_the_platform_touches_entries() -> None:
 
 
 def test_only_the_platform_manages_tenants_and_quotas() -> None:
-    for permission in (Permission.TENANTS_MANAGE, Permission.QUOTAS_MANAGE, Permission.NODES_READ, Permission.NODES_MANAGE):
+    nodes = {Permission.NODES_READ, Permission.NODES_MANAGE}
+    for permission in nodes | {Permission.TENANTS_MANAGE, Permission.QUOTAS_MANAGE}:
         assert {role for role in Role if may(role, permission)} == {Role.PLATFORM_ADMIN}
 
 
