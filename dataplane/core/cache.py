@@ -24,7 +24,7 @@ from dataplane.core import refusals
 from dataplane.core.admission import check_partition, epoch_not_available, namespace_not_available
 from dataplane.core.adoption import Adopted, adopt_snapshot
 from dataplane.core.compaction import Relocate
-from dataplane.core.entry import Entry, EntryState, Pin, Promotion, PutRefused, PutTicket
+from dataplane.core.entry import Entry, Pin, Promotion, PutRefused, PutTicket
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.extents import ArenaOffset, round_up
 from dataplane.core.invariants import check_invariants
@@ -33,6 +33,7 @@ from dataplane.core.partition import Partition
 from dataplane.core.policy_in_force import PolicyInForce
 from dataplane.core.pool import Pool
 from dataplane.core.promotion import promote_end, promote_start
+from dataplane.core.reading import pin_entries, unpin_entries
 from dataplane.core.reaping import POLICY_SLICE_BYTES, work_off
 from dataplane.core.report import known_tenants, node_usage
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
@@ -40,15 +41,14 @@ from dataplane.core.snapshot import ArenaIdentity, Snapshot, encode_snapshot
 from dataplane.core.soft_mark import trim
 from dataplane.core.ssd_invariants import check_ssd_invariants
 from dataplane.core.ssd_tier import SsdTier
-from dataplane.core.tenant_cache import PartitionIndex, TenantCache
+from dataplane.core.tenant_cache import PartitionIndex
 from dataplane.core.usage import NodeUsage, PolicyApplied
-from saltern.errors import InternalError, PermissionDeniedError
+from saltern.errors import PermissionDeniedError
 from saltern.keys import BlockKey
 from saltern.names import TenantId
 from tenants.policy import NodePolicy
 
 _ABSENT: Final = b"\0"
-_ADOPTED: Final = EntryState.ADOPTED  # an enum's member costs a descriptor call at each use in Python 3.11
 
 
 class CacheCore:
@@ -206,43 +206,10 @@ class CacheCore:
         Args:
             counts_misses: False if the caller looks on SSD as well and ends with :meth:`count_misses`.
         """
-        pins: list[Pin | None] = [None] * len(keys)
         index = self._open.get(partition) or self._policies.open_index(partition)
         if index is None:
-            return pins
-        owner = index.owner
-        find, touch, budget = index.entries.get, owner.order.touch, owner.budget
-        last_ns = max(now_ns, self._pool.last_ns)
-        hits = hit_bytes = 0
-        servable = len(keys)
-        if budget.used_bytes > self._pool.held.most_bytes(owner):
-            servable = self._pool.held.servable(index, keys)
-            owner.counters.hits_held_back += sum(key in index.entries for key in keys[servable:])
-        # A time for each key, hit or not; a range makes exact ints, which are smaller (Extents) and live long.
-        times_ns = range(last_ns + 1, last_ns + 1 + servable)
-        for position, touched_ns in zip(range(servable - 1, -1, -1), times_ns, strict=True):
-            entry = find(keys[position])
-            if entry is None or (entry.state is _ADOPTED and not self._pool.verify(entry)):
-                continue
-            if not entry.pins:
-                budget.hold(entry.extent_bytes)
-            entry.pins += 1
-            entry.touched_ns = touched_ns
-            touch(entry)
-            hits += 1
-            hit_bytes += entry.size_bytes
-            pins[position] = Pin(entry.offset, entry.size_bytes, entry.checksum, entry)
-        self._pool.last_ns = last_ns + servable
-        if owner.account is not None:
-            owner.account.looked_up(keys, pins)
-            budget.protected_bytes = owner.account.protected_bytes
-        self._pool.changed(owner)
-        counters = owner.counters
-        counters.get_hits += hits
-        if counts_misses:
-            counters.get_misses += len(keys) - hits
-        counters.get_bytes += hit_bytes
-        return pins
+            return [None] * len(keys)
+        return pin_entries(self._pool, index, keys, now_ns, counts_misses=counts_misses)
 
     def count_misses(self, partition: Partition, misses: int) -> None:
         """Count what a get found on neither tier."""
@@ -256,22 +223,7 @@ class CacheCore:
         Raises:
             InternalError: a pin was given back before.
         """
-        unpin, changed = self._pool.unpin, self._pool.changed
-        owner: TenantCache | None = None
-        for pin in pins:
-            if pin is None:
-                continue
-            if not pin.is_open:
-                raise InternalError("a pin was given back twice", reason="PIN_REUSED")
-            pin.is_open = False
-            entry = pin.entry
-            unpin(entry)
-            if entry.index.owner is not owner:
-                if owner is not None:
-                    changed(owner)
-                owner = entry.index.owner
-        if owner is not None:
-            changed(owner)
+        unpin_entries(self._pool, pins)
 
     def lookup(self, partition: Partition, keys: Sequence[BlockKey]) -> tuple[int, bytes]:
         """Which keys are there: (how many from the first on without a gap, a byte of 0 or 1 for each); no touch."""
