@@ -33,9 +33,6 @@ class TlsSocket(ssl.SSLSocket):
     that is an OSError like any other broken connection.
     """
 
-    #: A record that OpenSSL has encrypted and could not send: it must be offered again, whole, before anything else.
-    _owed: bytes | memoryview = b""
-
     def recv_into(self, buffer: Buffer, nbytes: int | None = None, flags: int = 0) -> int:
         """Decrypt into ``buffer`` and return how many bytes came, 0 at the end; flags mean nothing here."""
         view = memoryview(buffer)[: nbytes or None]
@@ -66,19 +63,17 @@ class TlsSocket(ssl.SSLSocket):
     def sendmsg(self, buffers: Sequence[Buffer], *_: Any) -> int:  # type: ignore[override]
         """Encrypt and send the head of ``buffers``; return how many bytes were taken.
 
-        After BlockingIOError the next call must offer the same bytes again, or those and more.
+        After BlockingIOError the next call must offer the same bytes again, or those and more: OpenSSL has encrypted
+        the record already, goes on with it, and says how many bytes that were.
         """
         sent = 0
-        for record in _records(buffers, len(self._owed)):
-            # What is owed has been encrypted already; the same bytes are at the head of the buffers again.
+        for record in _records(buffers):
             try:
-                count = super().send(self._owed or record)
+                count = super().send(record)
             except ssl.SSLWantWriteError:
-                self._owed = self._owed or record
                 if sent:
                     return sent
                 raise BlockingIOError from None
-            self._owed = b""
             sent += count
             if count < len(record) or self.gettimeout() != 0:
                 break
@@ -115,10 +110,10 @@ def wrap(
     return wrapped
 
 
-def _records(buffers: Sequence[Buffer], first_bytes: int) -> Iterator[bytes | memoryview]:
-    """Cut ``buffers`` into records, the first of ``first_bytes`` if that is not 0, up to CALL_BYTES in all."""
+def _records(buffers: Sequence[Buffer]) -> Iterator[bytes | memoryview]:
+    """Cut the head of ``buffers`` into records, CALL_BYTES in all."""
     left_bytes = CALL_BYTES
-    room = first_bytes or RECORD_BYTES
+    room = RECORD_BYTES
     pieces: list[memoryview] = []
     for buffer in buffers:
         view = memoryview(buffer)
