@@ -115,3 +115,23 @@ def test_i7_every_truncation_and_every_flipped_byte_is_found(file: PolicyFile) -
 def test_another_nodes_shares_are_refused(file: PolicyFile) -> None:
     file.write(snapshot())
     assert refusal(PolicyFile(file.path.parent, "node-2", HOUR_S)) == "KEPT_POLICY_OF_ANOTHER_NODE"
+
+
+def test_i9_the_file_is_of_when_the_node_was_in_touch_not_of_when_it_was_written(tmp_path: Path) -> None:
+    file = PolicyFile(tmp_path, "node-1", 3600.0)
+    now_s = time()
+    file.write(snapshot(version=7), now_s - 100)
+    assert 99 < file.read(now_s).age_s < 101
+    file.confirm(now_s - 50)
+    kept = file.read(now_s)
+    assert 49 < kept.age_s < 51
+    assert not kept.is_ahead
+    assert file.read(now_s - 60).is_ahead, "a clock was set back: nobody can say how old it is"
+
+
+def test_i4_a_policy_that_must_not_be_found_again_is_discarded(tmp_path: Path) -> None:
+    file = PolicyFile(tmp_path, "node-1", 3600.0)
+    file.write(snapshot(version=7))
+    assert file.discard()
+    assert not file.path.exists()
+    assert file.discard()
