@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1024 * 1024
+START_S = 60.0
 _SHOWN_BYTES = 8 * 1024
 
 
@@ -63,7 +65,7 @@ def node_process(
     ):
         assert process.stdout is not None and process.stdin is not None
         try:
-            yield NodeProcess(process, process.stdout.readline())
+            yield NodeProcess(process, _first_line(process.stdout))
         except BaseException as error:
             error.add_note(f"the node's exit status: {process.poll()}; it said last:\n{_tail(log)}")
             raise
@@ -75,6 +77,13 @@ def node_process(
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
+
+
+def _first_line(output: IO[str]) -> str:
+    """What a node says once it serves; empty if it ends first. Fails if it says nothing in time: a start may hang."""
+    readable, _, _ = select.select([output], [], [], START_S)
+    assert readable, f"the node does not serve after {START_S:g} s"
+    return output.readline()
 
 
 def _tail(log: IO[bytes]) -> str:
