@@ -33,7 +33,9 @@ MOVED_FACTOR: Final = 2
 #: One put moves at most so many bytes: about 20 ms of one core.
 MOVED_MAX_BYTES: Final = 128 * 1024 * 1024
 #: Free runs, and runs that evictions would make, that a plan is tried around.
-_STARTS_MAX: Final = 24
+_STARTS_MAX: Final = 8
+#: A plan that moves no more than one part in so many of the put's bytes is taken without looking for a cheaper one.
+GOOD_ENOUGH_PARTS: Final = 4
 #: Looks that every put has, however small; a larger one has as many as four of its lengths in single granules.
 _LOOKS_LEAST: Final = 256
 
@@ -103,8 +105,8 @@ def plan_room(
         region = _Region(extents, layout, evictable, _Holes(extents, by_size, looks), start)
         plan = region.grow(extent_bytes, most_bytes, looks)
         if plan is not None:
-            best, most_bytes = plan, plan.moved_bytes - GRANULE_BYTES
-        if looks.left <= 0 or most_bytes <= 0:
+            best, most_bytes = plan, min(most_bytes, plan.moved_bytes) - GRANULE_BYTES
+        if looks.left <= 0 or (best is not None and best.moved_bytes <= extent_bytes // GOOD_ENOUGH_PARTS):
             break
     return best
 

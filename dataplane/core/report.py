@@ -27,6 +27,8 @@ def node_usage(pool: Pool, ssd: SsdTier | None, policy_version: int, tenants: It
         largest_free_bytes=extents.largest_free_bytes,
         tenants={tenant: usage for tenant, usage in usages.items() if usage is not None},
         ssd_capacity_bytes=0 if ssd is None else ssd.capacity_bytes,
+        compactions=pool.compactions,
+        moved_bytes=pool.moved_bytes,
     )
 
 

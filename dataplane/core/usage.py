@@ -205,6 +205,8 @@ class NodeUsage:
     """The whole core at one moment: sum of the tenants' ``used_bytes`` + ``free_bytes`` = ``capacity_bytes`` (I8).
 
     ``largest_free_bytes`` below ``free_bytes`` shows fragmentation. ``ssd_capacity_bytes`` is 0 without an SSD tier.
+    ``compactions`` are puts that had other entries moved out of the way (:mod:`dataplane.core.compaction`), and
+    ``moved_bytes`` the lengths of those, since the node started.
     """
 
     policy_version: int
@@ -213,6 +215,8 @@ class NodeUsage:
     largest_free_bytes: int
     tenants: Mapping[TenantId, TenantUsage]
     ssd_capacity_bytes: int = 0
+    compactions: int = 0
+    moved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ _NO_ROOM: Final = int(StatusCode.FAILED_PRECONDITION)
 class Blocks:
     """The core together with the memory, the clock and the SSD store, if any, that it decides about.
 
+    From here on the core may move entries within the arena, so make one before there are any.
+
     Attributes:
         after_put: called when a put has ended and may have left a tenant above its soft mark.
     """
@@ -43,6 +45,7 @@ class Blocks:
         self.core = core
         self.arena = arena
         self.clock = clock
+        core.on_relocate(arena.relocate)
 
 
 class PutBatch:

@@ -78,6 +78,9 @@ TENANT_SESSIONS = Family("tenant_sessions", "gauge", "Open sessions of the wire 
 # ---- what happened to them
 GET_HITS = Family("get_hits", "counter", "Keys asked for with get and found, on either tier.", _T)
 GET_MISSES = Family("get_misses", "counter", "Keys asked for with get and not found.", _T)
+HITS_HELD_BACK = Family(
+    "hits_held_back", "counter", "Misses of keys that were there: too much was in transfer already.", _T
+)
 GET_BYTES = Family("get_bytes", "counter", "Lengths of the hits.", _T)
 PUTS_STORED = Family("puts_stored", "counter", "Entries stored.", _T)
 PUT_BYTES = Family("put_bytes", "counter", "Lengths of the entries stored.", _T)
@@ -122,6 +125,8 @@ TURNED_AWAY = Family("connections_turned_away", "counter", "Connections that end
 ARENA_BYTES = Family("arena_bytes", "gauge", "Cache memory of the node.")
 ARENA_FREE_BYTES = Family("arena_free_bytes", "gauge", "Cache memory that is charged to nobody.")
 ARENA_LARGEST_FREE_BYTES = Family("arena_largest_free_bytes", "gauge", "The longest free extent.")
+COMPACTIONS = Family("compactions", "counter", "Puts for which entries were moved within the cache memory.")
+MOVED_BYTES = Family("moved_bytes", "counter", "Lengths of the entries that were moved.")
 SSD_CAPACITY_BYTES = Family("ssd_capacity_bytes", "gauge", "What all tenants together may have on SSD; 0 for no tier.")
 SSD_STATE = Family("ssd_state", "gauge", "1 for the state that the SSD tier is in.", ("state",))
 TENANTS = Family("tenants", "gauge", "Tenants that the policy names or that still hold bytes.")

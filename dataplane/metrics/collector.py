@@ -97,6 +97,8 @@ class NodeCollector:
         sheet.add(catalog.ARENA_BYTES, pool.capacity_bytes)
         sheet.add(catalog.ARENA_FREE_BYTES, pool.free_bytes)
         sheet.add(catalog.ARENA_LARGEST_FREE_BYTES, pool.largest_free_bytes)
+        sheet.add(catalog.COMPACTIONS, pool.compactions)
+        sheet.add(catalog.MOVED_BYTES, pool.moved_bytes)
         sheet.add(catalog.SSD_CAPACITY_BYTES, pool.ssd_capacity_bytes)
         if facts.ssd_state is not None:
             for state in _SSD_STATES:

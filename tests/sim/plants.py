@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from dataplane.core import compaction as compaction_module
 from dataplane.core import policy_in_force as policy_module
 from dataplane.core import pool as pool_module
 from dataplane.core import victims as victims_module
@@ -23,6 +24,7 @@ from dataplane.core.policy_in_force import PolicyInForce
 from dataplane.core.pool import Pool
 from dataplane.core.tenant_cache import PartitionIndex
 from dataplane.core.usage import EvictionCause
+from dataplane.io.arena import Arena
 from dataplane.io.batches import GetBatch, PutBatch
 from tenants.policy import NodePolicy
 
@@ -302,6 +304,25 @@ def _receive_into_the_granule_before(original: Any) -> Any:
     return start
 
 
+def _move_without_the_bytes(original: Any) -> Any:
+    """All but the last entry follow."""
+    return lambda self, moves: original(self, moves[:-1])
+
+
+def _copy_in_the_wrong_order(original: Any) -> Any:
+    return lambda self, moves: original(self, moves[::-1])
+
+
+def _forget_where_it_went(original: Any) -> Any:
+    def move(self: Pool, moves: list[tuple[Entry, int]]) -> None:
+        before = [(entry, entry.offset) for entry, _ in moves]
+        original(self, moves)
+        for entry, offset in before[:1]:
+            entry.offset = offset
+
+    return move
+
+
 #: Every fault by its name.
 PLANTS: dict[str, Plant] = {
     "skip a charge": Plant("I8", TierBudget, "begin", _skip_a_charge),
@@ -329,6 +350,10 @@ PLANTS: dict[str, Plant] = {
     "promise more than there is": Plant("I5", policy_module, "check_reservations", _promise_more_than_there_is),
     "give out overlapping memory": Plant("I7", Extents, "allocate", _give_out_overlapping_memory),
     "misjudge what an eviction frees": Plant("I6", TrialFree, "add", _misjudge_what_eviction_frees),
+    "move what is being read": Plant("I7", compaction_module, "_is_movable", lambda _: lambda entry: True),
+    "move an entry without its bytes": Plant("I7", Arena, "relocate", _move_without_the_bytes),
+    "copy in the wrong order": Plant("I7", Arena, "relocate", _copy_in_the_wrong_order),
+    "forget where an entry went": Plant("I7", Pool, "_move", _forget_where_it_went),
     "send a neighbour's bytes": Plant("I2", GetBatch, "view", _send_the_next_granule),
     "receive into a neighbour's memory": Plant("I7", PutBatch, "start", _receive_into_the_granule_before),
 }

@@ -38,6 +38,7 @@ def test_a_few_seeds_reach_everything_that_can_happen() -> None:
             "hits",
             "evicted for a put",
             "evicted from others",
+            "moved",
             "dropped a corrupt entry",
             "delete",
             "clock",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
+from dataplane.core.compaction import Move
 from dataplane.core.extents import GRANULE_BYTES
 from dataplane.core.partition import Partition
 from dataplane.io.batches import GetBatch, PutBatch
@@ -54,6 +56,7 @@ class TrafficCommands:
     now_ns: int
     done: Counter[str]
     offered: int
+    moved: list[tuple[SimEntry, int]]
 
     @abstractmethod
     def say(self, line: str) -> None:
@@ -95,7 +98,7 @@ class TrafficCommands:
         told = f"{session} offers {_short(item.key)} of {size_bytes} B"
         expected = model.expected_refusal(partition, item.key, size_bytes)
         visible = model.readable()
-        refusals_before = len(put.batch.refused)
+        refusals_before, moved_before = len(put.batch.refused), self.done["moved"]
         target = put.batch.start(put.position, size_bytes)
         lost = [entry for entry in visible if not self.sees(entry)]
         if target is None:
@@ -107,6 +110,7 @@ class TrafficCommands:
             else:
                 assert reason == expected, f"I6: refused for {reason} where {expected} is the case"
             assert not lost, "I6: a put that was refused evicted something"
+            assert self.done["moved"] == moved_before, "I6: a put that was refused had something moved"
             self._answered(put, reason, partition)
             return
         assert expected is None, f"a put was admitted that is {expected}"
@@ -114,12 +118,27 @@ class TrafficCommands:
         names = ", ".join(f"{_short(e.key)} of {e.tenant}" for e in lost)
         self.say(f"{told}: admitted at {entry.offset}{', evicts ' + names if names else ''}")
         model.judge_losses(partition.tenant, entry.extent_bytes, lost)  # type: ignore[arg-type]
+        for moved, target_offset in self.moved:
+            moved.offset = target_offset
+        self.moved.clear()
         self.done["evicted for a put"] += len(lost)
         self.done["evicted from others"] += sum(e.tenant != partition.tenant for e in lost)
         taken = {granule for other in model.live for granule in other.granules}
         assert not taken & set(entry.granules), "I7: memory in use was given out again"
         model.write(entry)
         put.target, put.entry = target, entry
+
+    def relocate(self, moves: Sequence[Move]) -> None:
+        """Entries are moved for a put; the model follows once it has judged whether anybody had to lose for it."""
+        self.arena.relocate(moves)
+        lying = {entry.offset: entry for entry in self.model.entries()}
+        for source, target, size_bytes in moves:
+            entry = lying[source]
+            assert entry.is_evictable, f"I7: {_short(entry.key)} is moved while it is read or written"
+            assert entry.size_bytes == size_bytes, "I7: other bytes are moved than an entry's"
+            self.say(f"{_short(entry.key)} of {entry.tenant} is moved from {source} to {target}")
+            self.done["moved"] += 1
+            self.moved.append((entry, target))
 
     def _receive_entry(self, session: Session, put: Putting) -> None:
         """Receive some more bytes; after the last, publish or abort."""
@@ -356,7 +375,7 @@ class TrafficCommands:
         owner = self.core._pool.tenants.get(entry.tenant)
         index = owner and owner.partitions.get(entry.partition)
         found = index.entries.get(entry.key) if index else None
-        return found is not None and found.offset == entry.offset
+        return found is not None and found.offset == dict(self.moved).get(entry, entry.offset)
 
     def _draw_size(self, partition: Partition) -> int:
         """A length of this world, mostly one that the namespace takes."""

@@ -44,10 +44,12 @@ class World(TrafficCommands, PolicyCommands):
         self.core = CacheCore(self.shape.capacity_bytes, eviction=Eviction.LRU, soft_mark_percent=SOFT_MARK_PERCENT)
         self.arena = Arena(self.shape.capacity_bytes)
         self.blocks = Blocks(self.core, self.arena, Clock(monotonic_ns=lambda: self.now_ns, unix_s=lambda: 0.0))
+        self.core.on_relocate(self.relocate)
         self.model = SimModel(self.shape.capacity_bytes)
         self.keys = [key_of(number) for number in range(self.shape.keys)]
         self.names = [TenantId(f"t{number}") for number in range(self.shape.tenants)]
         self.sessions: list[Session] = []
+        self.moved = []
         self.partitions: dict[Partition, None] = {}
         self.above: dict[TenantId, int] = {}
         self.transcript: deque[str] = deque(maxlen=TRANSCRIPT_LINES)
