@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -82,7 +82,7 @@ class PolicySink(Protocol):
     @property
     def applied_version(self) -> int: ...
     def apply(self, policy: NodePolicy, key_set: KeySet) -> PolicyApplied: ...
-    def usage(self) -> NodeUsage: ...
+    def usages(self) -> Iterator[NodeUsage]: ...
     @property
     def settled_version(self) -> int: ...
     def renew(self, lease: Lease) -> None: ...
@@ -380,8 +380,10 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                 fencing_epoch=self._fencing_epoch,
                 applied_version=self._node.applied_version,
                 settled_version=self._lease.settled_version,
-                tenants=encode_usage(self._node.usage()),
             )
+            for usage in self._node.usages():
+                report.tenants.extend(encode_usage(usage))
+                await asyncio.sleep(0)  # the books of 10,000 tenants at once would hold up every session
             sent_s = monotonic()
             answer = await self._call(
                 self._nodes.ReportUsage(report, metadata=self._metadata(), timeout=CALL_DEADLINE_S)

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import resource
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
@@ -60,6 +60,8 @@ from tenants.policy import NodePolicy
 from tenants.tokens import KeySet
 
 _log = structlog.get_logger(__name__)
+#: Books taken in one go, about 1 ms with their encoding.
+_TENANTS_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,12 @@ class Node:
     def usage(self) -> NodeUsage:
         """Books and counters, absolute."""
         return self._core.usage()
+
+    def usages(self) -> Iterator[NodeUsage]:
+        """The same of all tenants, some at a time, for whoever lets others have the loop in between."""
+        tenants = self._core.tenants()
+        for at in range(0, len(tenants), _TENANTS_AT_ONCE):
+            yield self._core.usage(tenants[at : at + _TENANTS_AT_ONCE])
 
     @property
     def ssd_status(self) -> SsdStatus | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -105,8 +105,8 @@ class Sink:
     def renew(self, lease: Lease) -> None:
         self.core.renew(lease, time.monotonic_ns())
 
-    def usage(self) -> NodeUsage:
-        return self.core.usage()
+    def usages(self) -> Iterator[NodeUsage]:
+        yield self.core.usage()
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,8 @@ class Sink:
     def renew(self, lease: Lease) -> None:
         self.core.renew(lease, time.monotonic_ns())
 
-    def usage(self) -> NodeUsage:
-        return self.core.usage()
+    def usages(self) -> Iterator[NodeUsage]:
+        yield self.core.usage()
 
     async def reaches(self, condition: Callable[[TenantPolicy], bool]) -> TenantPolicy:
         """The policy of acme, once ``condition`` holds of it."""
