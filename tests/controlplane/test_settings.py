@@ -95,3 +95,13 @@ async def test_an_address_of_another_host_is_refused_with_the_reason() -> None:
         bind(server, Endpoint("192.0.2.1", 0))
     assert "192.0.2.1:0" in caught.value.message and "cannot assign" in caught.value.message
     await server.stop(None)
+
+
+@pytest.mark.parametrize("age_s", [0, 3599, 367 * 86400])
+def test_the_age_of_a_signing_key_is_an_hour_to_a_year(age_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings(**GIVEN).signing_key_max_age_s == 30 * 86400
+    monkeypatch.setenv("SALTERN_SIGNING_KEY_MAX_AGE_S", "7200")
+    assert load_settings(**GIVEN).signing_key_max_age_s == 7200
+    assert load_settings(**GIVEN, signing_key_max_age_s=3600).signing_key_max_age_s == 3600
+    with pytest.raises(InvalidArgumentError):
+        load_settings(**GIVEN, signing_key_max_age_s=age_s)
