@@ -21,8 +21,11 @@ from dataplane.core.work import TURN_WORK
 
 #: One round: about 0.5 ms of work, and one turn more.
 ROUND_WORK: Final = 1024 * 1024
-#: After so many turns of one flow in a row, some 5 ms of work, its turns are long.
-QUIET_TURNS: Final = 24
+#: After so many turns of one flow in a row, some 50 ms of work, its turns are long: beside it a tenant that asks 20
+#: times a second or more does not wait for a long one.
+QUIET_TURNS: Final = 256
+#: After a turn of so much work, 0.1 ms, somebody may have become ready who is more entitled than whoever waits.
+_LOOK_WORK: Final = 256 * 1024
 _READ_ONCE: Final = select.EPOLLIN | select.EPOLLONESHOT
 _WRITE_ONCE: Final = select.EPOLLOUT | select.EPOLLONESHOT
 
@@ -127,9 +130,8 @@ class Scheduler:
         if self._epoll is None:
             return
         was_pending, self._is_pending = self._is_pending, True  # what becomes ready in this round needs no other one
-        queue, on_ready = self._queue, self._on_ready
-        for fileno, _ in self._epoll.poll(0):
-            on_ready[fileno]()
+        queue = self._queue
+        self._take_up()
         left = ROUND_WORK
         while left > 0 and len(queue):
             flow, turn = queue.pop()
@@ -139,9 +141,19 @@ class Scheduler:
             work = TURN_WORK + turn.take(self._length(flow), is_alone=is_alone)
             queue.charge(flow, work)
             left -= work
+            if work >= _LOOK_WORK and left > 0:
+                self._take_up()
         self._is_pending = was_pending
         if len(queue):
             self._schedule()
+
+    def _take_up(self) -> None:
+        """Let those who have become ready wait for their turns."""
+        if self._epoll is None:  # the turn before has closed everything
+            return
+        on_ready = self._on_ready
+        for fileno, _ in self._epoll.poll(0):
+            on_ready[fileno]()
 
     def _length(self, flow: Flow[Turn]) -> int:
         """How long a turn of ``flow`` may be: long if nobody else waits, or is likely to come in the middle of it."""
