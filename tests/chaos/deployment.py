@@ -21,9 +21,9 @@ import msgspec
 
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
 from saltern.admin.v1.credentials_pb2 import ROLE_NODE, ROLE_WRITER, ApiKey, CreateApiKeyRequest
-from saltern.admin.v1.namespaces_pb2 import CreateNamespaceRequest, Namespace
+from saltern.admin.v1.namespaces_pb2 import CreateNamespaceRequest, DeleteNamespaceRequest, Namespace
 from saltern.admin.v1.quotas_pb2 import TIER_DRAM, TIER_SSD, Quota, TierQuota, UpdateQuotaRequest
-from saltern.admin.v1.tenants_pb2 import CreateTenantRequest, Tenant
+from saltern.admin.v1.tenants_pb2 import CreateTenantRequest, DeleteTenantRequest, Tenant
 from saltern.admin_client import AdminClient, redeem_bootstrap_token
 from saltern.admin_client import ApiKey as Secret
 from saltern.client import Client
@@ -41,8 +41,8 @@ MIB = 1024 * 1024
 DRAM_BYTES = 16 * MIB
 SSD_BYTES = 64 * MIB
 START_S = 60.0
-#: A paused client has ended its call: its deadline, and what a busy machine takes.
-PAUSE_S = 40.0
+#: A paused client has ended its call: its deadline, and what a busy machine takes; or its start has failed.
+PAUSE_S = 70.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ SHARES = {
     "changing": Share(0, 8 * MIB, 12 * MIB),
 }
 CHANGING = "changing"
+#: Nobody works as this one but the harness, which deletes it, or its namespace, and makes it anew.
+GUEST, GUEST_SHARE = "guest", Share(0, MIB, 8 * MIB)
 
 
 class NodeDiedError(Exception):
@@ -198,7 +200,8 @@ class Deployment:
         self._node_key = self._write_secret(
             "node", CreateApiKeyRequest(api_key_id="node-1", api_key=ApiKey(role=ROLE_NODE))
         )
-        self.keys = {tenant: self._add_tenant(tenant, share) for tenant, share in SHARES.items()}
+        shares = {**SHARES, GUEST: GUEST_SHARE}
+        self.keys = {tenant: self._add_tenant(tenant, share) for tenant, share in shares.items()}
 
     @property
     def endpoint(self) -> str:
@@ -231,13 +234,27 @@ class Deployment:
         admin = self.admin
         admin.call(admin.tenants.CreateTenant, CreateTenantRequest(tenant_id=tenant, tenant=Tenant()))
         self.set_quota(tenant, share)
-        space = Namespace(model_fingerprint="chaos", block_tokens=16, block_bytes=BLOCK_BYTES)
-        request = CreateNamespaceRequest(parent=tenant_name(TenantId(tenant)), namespace_id="chat", namespace=space)
-        admin.call(admin.namespaces.CreateNamespace, request)
+        self._add_namespace(tenant)
         key = CreateApiKeyRequest(
             parent=tenant_name(TenantId(tenant)), api_key_id="chaos", api_key=ApiKey(role=ROLE_WRITER)
         )
         return self._write_secret(tenant, key)
+
+    def _add_namespace(self, tenant: str) -> None:
+        space = Namespace(model_fingerprint="chaos", block_tokens=16, block_bytes=BLOCK_BYTES)
+        request = CreateNamespaceRequest(parent=tenant_name(TenantId(tenant)), namespace_id="chat", namespace=space)
+        self.admin.call(self.admin.namespaces.CreateNamespace, request)
+
+    def renew_tenant(self) -> None:
+        """Delete the guest and make a tenant of the same name."""
+        self.admin.call(self.admin.tenants.DeleteTenant, DeleteTenantRequest(name=tenant_name(TenantId(GUEST))))
+        self.keys[GUEST] = self._add_tenant(GUEST, GUEST_SHARE)
+
+    def renew_namespace(self) -> None:
+        """Delete the guest's namespace and make one of the same name."""
+        name = f"{tenant_name(TenantId(GUEST))}/namespaces/chat"
+        self.admin.call(self.admin.namespaces.DeleteNamespace, DeleteNamespaceRequest(name=name))
+        self._add_namespace(GUEST)
 
     def _write_secret(self, name: str, request: CreateApiKeyRequest) -> Path:
         path = self.folder / f"{name}.key"

@@ -14,8 +14,19 @@ from saltern.client import Client
 from saltern.keys import BlockKey
 from saltern.results import Hit
 from tests.chaos.content import content_of, is_right, key_of
-from tests.chaos.deployment import CHANGING, MIB, SHARES, Deployment, NodeDiedError, NodeProcess, Share, Worker
+from tests.chaos.deployment import (
+    CHANGING,
+    GUEST,
+    MIB,
+    SHARES,
+    Deployment,
+    NodeDiedError,
+    NodeProcess,
+    Share,
+    Worker,
+)
 from tests.chaos.disk_view import TenantView, view_of
+from tests.chaos.guest import Guest
 from tests.chaos.plan import AT_RANDOM, CLEAN_STOP, RECOVERY, Life, draw_life
 from tests.chaos.worker import Report
 from tests.support.waiting import wait_until
@@ -68,6 +79,7 @@ class ChaosRun:
         self._deployment = deployment
         self._plan = Random(seed)
         self._rng = Random(f"{seed}, and what depends on processes")
+        self._guest = Guest(seed, KEYS)
         self._say = say
         self._resources = resources
         self.totals = Totals()
@@ -177,10 +189,27 @@ class ChaosRun:
             self.totals.kills_of_others["control plane"] += 1
             time.sleep(0.1)
             self._deployment.restart_control()
+        if node.is_alive and (what := self._guest.draw()):
+            self._renew_guest(node, what)
         while node.is_alive and time.monotonic() < end_s:
             if life.way == "while a policy is applied":
                 self._change_policy()
             _sleep_until(min(end_s, time.monotonic() + 0.05), node)
+
+    def _renew_guest(self, node: NodeProcess, what: str) -> None:
+        """Store entries, delete whose they are, and make it anew under the same name: they must never be seen again."""
+        keys = self._guest.next_keys()
+        self._reader(GUEST).put_many([(key, content_of(key)) for key in keys])
+        self._readers.pop(GUEST).close()
+        self._guest.renew(self._deployment, what, keys)
+        self.totals.checked[f"{what} deleted and made anew"] += 1
+        wait_until(lambda: not node.is_alive or self._reader(GUEST).lookup(keys[:1]).error is None, SETTLE_S)
+
+    def _verify_what_was_deleted(self, node: NodeProcess) -> None:
+        there = self._there(GUEST, node)
+        self.totals.checked["deleted entries looked for"] += len(self._guest.deleted)
+        if back := [key for key in self._guest.deleted if there[key]]:
+            self._wrong(f"I12: {len(back)} entries of a deleted tenant or namespace are back")
 
     def _restarted(self, life: Life | None) -> NodeProcess | None:
         """A node that serves; None if it died on the way there, as it was meant to."""
@@ -217,6 +246,7 @@ class ChaosRun:
         """
         self.totals.node_resident_bytes.append(node.resident_bytes)
         self._compare_with_truth(node, "after the restart")
+        self._verify_what_was_deleted(node)
         if self._left_behind:
             self._verify_what_was_left(node)
             return
@@ -228,7 +258,7 @@ class ChaosRun:
                 _require_alive(node)
                 self.totals.checked[f"{kind} entries read back"] += len(keys) - len(lost)
                 # Whose limit was lowered since may have lost some, oldest segments first.
-                if lost and tenant != CHANGING:
+                if lost and tenant not in (CHANGING, GUEST):
                     self._wrong(f"I7: {len(lost)} of {len(keys)} {kind} entries of {tenant} are lost")
         books = node.books()
         if books["fault"]:

@@ -34,7 +34,7 @@ SLACK_S = 2.0
 _GIVEN_UP, _REST_S = "CIRCUIT_OPEN", 0.01
 _BATCH_MAX = 16
 _ROOM_BYTES = 68 * 1024
-_START_S = 30.0
+_START_S = 60.0
 
 
 class Orders(msgspec.Struct, frozen=True):
