@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 from saltern.cli.audit import audit
-from saltern.cli.credential import key, token
+from saltern.cli.credential import key
 from saltern.cli.deferred import DeferredCommand, ServerCommand
 from saltern.cli.failure import (
     EXIT_INTERNAL,
@@ -28,6 +28,7 @@ from saltern.cli.namespace import namespace
 from saltern.cli.node import node
 from saltern.cli.quota import quota, salt
 from saltern.cli.settings import OUTPUT_JSON, Group, settings_of
+from saltern.cli.signing import token
 from saltern.cli.tenant import tenant
 from saltern.cli.usage import usage
 from saltern.errors import InvalidArgumentError, SalternError

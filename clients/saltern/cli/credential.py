@@ -167,10 +167,10 @@ def redeem_bootstrap(ctx: click.Context, token_file: Path, save: Path, key_id: s
     settings = settings_of(ctx)
     if settings.control is None:
         raise click.UsageError("name the fresh control plane: --control HOST:PORT")
-    token = token_file.read_text(encoding="utf-8", errors="replace").strip()
+    bootstrap_token = token_file.read_text(encoding="utf-8", errors="replace").strip()
     with secret_file(save) as write:
         response = redeem_bootstrap_token(
-            settings.control, token, key_id or "", deadline_ms=settings.deadline_ms, tls=settings.tls
+            settings.control, bootstrap_token, key_id or "", deadline_ms=settings.deadline_ms, tls=settings.tls
         )
         write(response.secret)
     if settings.json:
