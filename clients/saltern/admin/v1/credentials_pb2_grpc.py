@@ -98,7 +98,7 @@ class CredentialServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteApiKey(self, request, context):
-        """Revokes the key: no new token is issued for it from now on.
+        """Revokes the key: no new token is issued for it from now on, and those that it has end at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

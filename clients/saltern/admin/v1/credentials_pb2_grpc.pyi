@@ -45,7 +45,7 @@ class CredentialServiceStub:
     over without a gap; a key has at most two.
     """
     DeleteApiKey: _grpc.UnaryUnaryMultiCallable[_credentials_pb2.DeleteApiKeyRequest, _empty_pb2.Empty]
-    """Revokes the key: no new token is issued for it from now on."""
+    """Revokes the key: no new token is issued for it from now on, and those that it has end at once."""
 
 @_typing.type_check_only
 class CredentialServiceAsyncStub(CredentialServiceStub):
@@ -63,7 +63,7 @@ class CredentialServiceAsyncStub(CredentialServiceStub):
     over without a gap; a key has at most two.
     """
     DeleteApiKey: _aio.UnaryUnaryMultiCallable[_credentials_pb2.DeleteApiKeyRequest, _empty_pb2.Empty]  # type: ignore[assignment]
-    """Revokes the key: no new token is issued for it from now on."""
+    """Revokes the key: no new token is issued for it from now on, and those that it has end at once."""
 
 class CredentialServiceServicer(metaclass=_abc_1.ABCMeta):
     """API keys: the long-lived credentials that are exchanged for short-lived tokens, each the identity of one program or
@@ -108,6 +108,6 @@ class CredentialServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _credentials_pb2.DeleteApiKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
-        """Revokes the key: no new token is issued for it from now on."""
+        """Revokes the key: no new token is issued for it from now on, and those that it has end at once."""
 
 def add_CredentialServiceServicer_to_server(servicer: CredentialServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
