@@ -304,6 +304,17 @@ def _receive_into_the_granule_before(original: Any) -> Any:
     return start
 
 
+def _forget_what_was_purged(original: Any) -> Any:
+    """The entries are unreachable, and nobody frees them ever."""
+
+    def purge(self: Pool, index: PartitionIndex) -> int:
+        purged: int = original(self, index)
+        self.purged.pop(index, None)
+        return purged
+
+    return purge
+
+
 def _move_without_the_bytes(original: Any) -> Any:
     """All but the last entry follow."""
     return lambda self, moves: original(self, moves[:-1])
@@ -343,6 +354,8 @@ PLANTS: dict[str, Plant] = {
     "evict before refusing": Plant("I6", Pool, "admit", _evict_before_refusing),
     "wipe for what can never fit": Plant("I6", CacheCore, "_precheck", _wipe_for_what_can_never_fit),
     "refuse instead of evicting": Plant("I6", pool_module, "choose_room", _refuse_instead_of_evicting),
+    "evict before what was purged": Plant("I6", pool_module, "reap_for", lambda _: lambda *_: None),
+    "forget what was purged": Plant("I8", Pool, "purge", _forget_what_was_purged),
     "grow past the limit": Plant("I4", Pool, "admit", _grow_past_the_limit),
     "keep what is above a lowered limit": Plant("I4", Pool, "evict_down_to_limit", _keep_what_is_above_a_lowered_limit),
     "publish into a closed partition": Plant("I12", CacheCore, "put_commit", _publish_into_a_closed_partition),

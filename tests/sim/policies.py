@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Collection
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from tests.support.cache_model import ModelTenant
 
 if TYPE_CHECKING:
     from dataplane.core.cache import CacheCore
-    from tests.sim.model import SimModel
+    from tests.sim.model import SimEntry, SimModel
     from tests.sim.sessions import Session
     from tests.sim.shape import Shape
 
@@ -36,6 +37,10 @@ class PolicyCommands:
     now_ns: int
 
     @abstractmethod
+    def follow(self, visible: Collection[SimEntry] = ()) -> None:
+        """Tell the model how far the core is with what policies left to do; ``visible`` could be read before."""
+
+    @abstractmethod
     def say(self, line: str) -> None:
         """Add a line to the transcript."""
 
@@ -52,8 +57,10 @@ class PolicyCommands:
         self.version += 1
         purged = sum(not model.exists(entry.partition) for entry in model.readable())
         evictions_before = {tenant: counters.evictions for tenant, counters in model.counters.items()}
+        visible = model.readable()
         applied = self.core.apply_policy(model.policy(self.version), self.now_ns)
         model.apply_policy()
+        self.follow(visible)
         evicted = sum(
             counters.evictions - evictions_before.get(tenant, 0)
             for tenant, counters in model.counters.items()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from dataplane.core.extents import GRANULE_BYTES as G
+from dataplane.core.reaping import POLICY_SLICE_BYTES
 
 #: Commands by how often they come in an average world; each seed multiplies them by 0 to 4.
 COMMANDS = {
@@ -20,6 +21,7 @@ COMMANDS = {
     "rot": 0.3,
     "clock": 2.0,
     "trim": 1.0,
+    "work_off": 2.0,
     "change_quota": 0.6,
     "rotate_epoch": 0.2,
     "retire_epoch": 0.2,
@@ -42,6 +44,7 @@ class Shape:
         sessions_max: open at the same time.
         sizes_bytes: lengths that entries have.
         block_bytes: of each namespace, by name.
+        slice_bytes: of what a policy leaves to do, how much is done as it is applied; more than the arena for all.
         weights: relative frequency of each of COMMANDS.
     """
 
@@ -51,6 +54,7 @@ class Shape:
     sessions_max: int
     sizes_bytes: tuple[int, ...]
     block_bytes: dict[str, int]
+    slice_bytes: int
     weights: tuple[float, ...]
 
     @classmethod
@@ -65,6 +69,7 @@ class Shape:
             sessions_max=rng.randint(3, 10),
             sizes_bytes=mixed,
             block_bytes={"large": 6 * G, "small": 2 * G - 7},
+            slice_bytes=rng.choice([0, 0, 3 * G, POLICY_SLICE_BYTES, POLICY_SLICE_BYTES]),
             weights=tuple(
                 weight * rng.choice([0, 0.25, 1, 1, 4] if name not in _ALWAYS else [0.5, 1, 2])
                 for name, weight in COMMANDS.items()

@@ -43,6 +43,7 @@ def test_a_few_seeds_reach_everything_that_can_happen() -> None:
             "delete",
             "clock",
             "trimmed",
+            "worked off",
         ),
         *("died while putting", "died while getting", "rotate_epoch", "retire_epoch", "recreate_namespace"),
         *("suspend_or_resume", "delete_or_create_tenant", "change_quota", "bad_policy", "read_nearly_all"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -101,6 +101,7 @@ class TrafficCommands:
         refusals_before, moved_before = len(put.batch.refused), self.done["moved"]
         target = put.batch.start(put.position, size_bytes)
         lost = [entry for entry in visible if not self.sees(entry)]
+        self.follow()
         if target is None:
             refused = put.batch.refused[refusals_before:]
             reason = refused[0][1].reason if refused else "ALREADY_EXISTS"
@@ -343,8 +344,42 @@ class TrafficCommands:
         self.say(f"{session} deletes {', '.join(map(_short, wanted))}: {deleted} were there")
         return True
 
+    def work_off(self) -> bool:
+        """The background does what policies have left to do, some entries at a time."""
+        if not self.core.has_arrears:
+            return False
+        budget = self.rng.choice([1, 2, 40])
+        visible, before = self.model.readable(), len(self.model.live)
+        self.core.work_off(self.now_ns, budget * GRANULE_BYTES)
+        self.follow(visible)
+        went = before - len(self.model.live)
+        assert went <= budget, "more was done in one turn than it was to be"
+        self.done["worked off"] += went
+        self.say(f"work off: {went} entries go")
+        return True
+
+    def settle(self) -> None:
+        for _ in range(2 * self.shape.capacity_bytes // GRANULE_BYTES):
+            if not self.work_off():
+                return
+        raise AssertionError("I4: what policies have left to do never ends")
+
+    def follow(self, visible: Collection[SimEntry] = ()) -> None:
+        """Tell the model how far the core is with what policies left to do; ``visible`` could be read before."""
+        pool = self.core._pool
+        purged = {(index.partition, key) for index in pool.purged for key in index.entries}
+        lagging = [owner.tenant for owner in pool.above_limit]
+        if not self.model.is_lazy:
+            assert not purged and not lagging, "I4: a small slice of work was left to do"
+            return
+        self.model.follow(purged, lagging)
+        self.model.judge_shrink([entry for entry in visible if entry.state == "readable" and not self.sees(entry)])
+        self.model.forget()
+
     def trim(self) -> bool:
         """The background takes tenants back to their soft marks, some bytes at a time."""
+        if self.core.has_arrears:
+            return False  # it comes after what policies have left to do
         budget_bytes = self.rng.choice([1, 2, 40]) * GRANULE_BYTES
         visible = self.model.readable()
         evicted_bytes = self.core.trim(self.now_ns, budget_bytes)

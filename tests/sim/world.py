@@ -41,11 +41,16 @@ class World(TrafficCommands, PolicyCommands):
         self.rng = Random(seed)
         self.shape = Shape.draw(self.rng)
         self.now_ns = 1
-        self.core = CacheCore(self.shape.capacity_bytes, eviction=Eviction.LRU, soft_mark_percent=SOFT_MARK_PERCENT)
+        self.core = CacheCore(
+            self.shape.capacity_bytes,
+            eviction=Eviction.LRU,
+            soft_mark_percent=SOFT_MARK_PERCENT,
+            slice_bytes=self.shape.slice_bytes,
+        )
         self.arena = Arena(self.shape.capacity_bytes)
         self.blocks = Blocks(self.core, self.arena, Clock(monotonic_ns=lambda: self.now_ns, unix_s=lambda: 0.0))
         self.core.on_relocate(self.relocate)
-        self.model = SimModel(self.shape.capacity_bytes)
+        self.model = SimModel(self.shape.capacity_bytes, is_lazy=self.shape.slice_bytes < self.shape.capacity_bytes)
         self.keys = [key_of(number) for number in range(self.shape.keys)]
         self.names = [TenantId(f"t{number}") for number in range(self.shape.tenants)]
         self.sessions: list[Session] = []
@@ -71,11 +76,13 @@ class World(TrafficCommands, PolicyCommands):
         """Every client dies and every tenant is deleted: nothing may be left (I8, I12)."""
         for session in list(self.sessions):
             self.end(session)
+        self.settle()
         for tenant, usage in self.core.usage().tenants.items():
             assert usage.held_bytes == usage.in_flight_bytes == 0, f"I8: {tenant} holds bytes that nobody uses"
             assert usage.used_bytes <= usage.limit_bytes, f"I4: {tenant} is above its limit with nothing in transfer"
         self.model.tenants.clear()
         self.push()
+        self.settle()
         node = self.core.usage()
         assert not node.tenants, "I8: somebody is left in the books"
         assert node.largest_free_bytes == node.free_bytes == self.shape.capacity_bytes, "I8: memory has leaked"

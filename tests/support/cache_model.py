@@ -22,7 +22,7 @@ from tenants.quota import Tier, TierQuota
 
 @dataclass(eq=False)
 class ModelEntry:
-    """An entry in any state: being written, readable, or unreachable: held by a writer or readers, or yet to be freed."""
+    """An entry in any state: written, readable, or unreachable: held by a writer or readers, or yet to be freed."""
 
     partition: Partition
     key: BlockKey
@@ -302,6 +302,9 @@ class CacheModel:
         fits_limit = self.used(requester) + extent_bytes <= quota.limit_bytes
         if lost and fits_limit and self.longest_gap(self.live) >= extent_bytes:
             self.unlawful.append("evicted although there was room")
+        idle = {entry.tenant for entry in self.live if entry.state == "purged" and not entry.pins}
+        if (lost and fits_limit and idle) or (requester in idle and any(e.tenant == requester for e in lost)):
+            self.unlawful.append("I6: evicted while memory waited that nobody can reach")
         is_within = self.used(requester) + extent_bytes <= self.protected(requester)
         if is_within and extent_bytes == GRANULE_BYTES and any(entry.tenant == requester for entry in lost):
             self._expect_nobody_else_has_spare(requester)
