@@ -280,7 +280,7 @@ def test_no_descriptor_and_no_memory_is_lost_to_hostile_sessions(node: StaticNod
     before, peak_kib = open_descriptors(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(50):
         abuse()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before  # what is let go is closed a moment later, elsewhere
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_kib < 64 * 1024
 
 
