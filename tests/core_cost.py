@@ -51,6 +51,7 @@ class Core:
         self, capacity_bytes: int, tenants: int, *, reserved_bytes: int = 0, soft_mark_percent: int = 100
     ) -> None:
         self.core = CacheCore(capacity_bytes, soft_mark_percent=soft_mark_percent)
+        self.core.on_relocate(lambda moves: None)  # there is no memory here whose bytes could be copied
         rules = TenantPolicy(
             TenantState.ACTIVE,
             {Tier.DRAM: TierQuota(reserved_bytes, capacity_bytes)},
@@ -249,7 +250,12 @@ def fragmentation(operations: int, capacity_bytes: int, tenants: int, *, reserve
         "slack of granules, %": 100 * slack_bytes / capacity_bytes,
         "slack at 64 KiB granules, %": 100 * _slack_share(lengths, 64 * KIB),
     }
+    result["compactions"] = usage.compactions
+    result["moved, % of bytes put"] = 100 * usage.moved_bytes / max(1, sum(lengths))
     result["largest entries that fit, % of capacity"] = 100 * _fill(core, BLOCK_BYTES_MAX) / capacity_bytes
+    others_bytes = sum(core.core.usage([name]).tenants[name].used_bytes for name in core.core.tenants()[1:])
+    allowed_bytes = (capacity_bytes - others_bytes) // BLOCK_BYTES_MAX * BLOCK_BYTES_MAX
+    result["of them budgets allow, %"] = 100 * allowed_bytes / capacity_bytes
     return result
 
 

@@ -29,9 +29,9 @@ from dataplane.core.extents import GRANULE_BYTES, Extents, TrialFree
 from dataplane.core.layout import Layout
 
 #: One put moves at most so many times its own bytes.
-MOVED_FACTOR: Final = 2
-#: One put moves at most so many bytes: about 20 ms of one core.
-MOVED_MAX_BYTES: Final = 128 * 1024 * 1024
+MOVED_FACTOR: Final = 3
+#: One put moves at most so many bytes: about 30 ms of one core.
+MOVED_MAX_BYTES: Final = 192 * 1024 * 1024
 #: Free runs, and runs that evictions would make, that a plan is tried around.
 _STARTS_MAX: Final = 8
 #: A plan that moves no more than one part in so many of the put's bytes is taken without looking for a cheaper one.
