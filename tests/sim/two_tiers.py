@@ -191,6 +191,7 @@ class TwoTierWorld:
             self.dram_bytes, eviction=Eviction.LRU, ssd=self.tier, soft_mark_percent=SOFT_MARK_PERCENT
         )
         self.core.on_evict(self._demote)
+        self.core.on_relocate(self.arena.relocate)
         self.queue: deque[Job] = deque()
         self.readings: list[Reading] = []
         self.writings: list[Writing] = []
