@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from saltern.admin.v1 import credentials_pb2, tenants_pb2, usage_pb2
-from saltern.copy_tuning import tuned
 from saltern.endpoints import Endpoint
 from saltern.errors import PermissionDeniedError, UnauthenticatedError
 from tests.support.control import Control, control_plane, migrate
