@@ -20,11 +20,13 @@ Servicer = Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Awaitable[bytes
 
 
 def every_error_class() -> list[type[errors.SalternError]]:
+    """Of the tree that may cross the network; what a tool makes of it for itself is not sent."""
     found, queue = [], [errors.SalternError]
     while queue:
         queue.extend(subclasses := queue.pop().__subclasses__())
         found.extend(subclasses)
-    return sorted(set(found), key=lambda kind: kind.__name__)
+    tree = {kind for kind in found if kind.__module__ == errors.__name__}
+    return sorted(tree, key=lambda kind: kind.__name__)
 
 
 @asynccontextmanager

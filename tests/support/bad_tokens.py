@@ -128,7 +128,7 @@ def bad_tokens(
     s_plus_order = (int.from_bytes(raw_signature[32:], "little") + low_order).to_bytes(32, "little")
     malleable = base64url(raw_signature[:32] + s_plus_order)
     signed_utf16 = f"{head}.{base64url(json.dumps(claims).encode('utf-16-le'))}"
-    homoglyph = tenant.replace("a", "\N{CYRILLIC SMALL LETTER A}")
+    homoglyph = chr(ord(tenant[0]) - ord("a") + ord("\N{FULLWIDTH LATIN SMALL LETTER A}")) + tenant[1:]
     spaced_head = base64url(json.dumps(header, indent=1).encode())
     rows = [
         # not a token of this kind

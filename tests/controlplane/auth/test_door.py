@@ -57,10 +57,13 @@ async def test_i1_every_bad_token_is_refused_with_its_reason(
 
 async def test_i1_every_method_that_is_not_open_needs_a_token(control: Control) -> None:
     guarded = [service for service in SERVICE_NAMES if service not in OPEN_SERVICES]
-    assert len(guarded) == 9
-    stubs = (control.tenants, control.namespaces, control.quotas, control.credentials, control.audit, control.usage)
+    assert len(guarded) == 10
+    stubs = (
+        *(control.tenants, control.namespaces, control.quotas, control.credentials, control.audit, control.usage),
+        *(control.tokens, control.nodes),
+    )
     calls = [getattr(stub, name) for stub in stubs for name in dir(stub) if name[0].isupper()]
-    assert len(calls) >= 18
+    assert len(calls) >= 30
     for call in calls:
         # An empty body is a valid request of every method.
         raw = control.channel.unary_unary(call._method, request_serializer=bytes)
