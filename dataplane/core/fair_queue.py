@@ -1,12 +1,16 @@
 """Whose turn is next: start-time fair queueing between flows, round-robin inside one (Goyal, Vin, Cheng, 1996).
 
 Every flow has a *start tag*, the virtual time at which its next turn begins. The smallest one is served; what the turn
-cost, divided by the flow's weight, moves the tag on. A flow that comes back from idleness starts at the present virtual
-time: it is served soon, and saves up nothing. What a turn costs need not be known before it ends, which suits scripts
-that run until they have to wait.
+cost, divided by the flow's weight, moves the tag on. What a turn costs need not be known before it ends, which suits
+scripts that run until they have to wait.
+
+A flow that comes back from idleness starts a *head start* before the present virtual time, if it has left as much of
+its share unused, and saves up no more than that: whoever asks for little is answered before those who ask for all they
+can get, instead of taking turns with them (as sparse flows are in FQ-CoDel, RFC 8290).
 
 While two flows have something to do all the time, what they are given, divided by their weights, never differs by more
-than one turn of each, divided by its weight. A flow with one item and one with a thousand are alike.
+than one turn of each, divided by its weight, and the head start. A flow with one item and one with a thousand are
+alike.
 """
 
 from __future__ import annotations
@@ -46,16 +50,21 @@ class Flow(Generic[ItemT]):
 
 
 class FairQueue(Generic[ItemT]):
-    """Ready items of any number of flows. Each operation costs O(log(flows that are ready)), whatever their items."""
+    """Ready items of any number of flows. Each operation costs O(log(flows that are ready)), whatever their items.
 
-    __slots__ = ("_heap", "_now", "_pushes", "_waiting")
+    Args:
+        head_start: virtual time that a flow may have saved up: work at weight 1.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_head_start", "_heap", "_now", "_pushes", "_waiting")
+
+    def __init__(self, head_start: int = 0) -> None:
+        self._head_start = head_start * _SCALE
         #: (start tag, order of arrival, flow) of every flow with items; a tag may have grown since.
         self._heap: list[tuple[int, int, Flow[ItemT]]] = []
         self._pushes = 0
         self._waiting = 0
-        #: Virtual time: the start tag of the turn that was given last.
+        #: Virtual time: the latest start tag of a turn that was given.
         self._now = 0
 
     def __len__(self) -> int:
@@ -67,8 +76,8 @@ class FairQueue(Generic[ItemT]):
 
     def push(self, flow: Flow[ItemT], item: ItemT) -> None:
         """Have ``item`` wait behind the others of its flow. An item waits once: the caller sees to that."""
-        if not flow._ready and flow._start < self._now:
-            flow._start = self._now
+        if not flow._ready and flow._start < self._now - self._head_start:
+            flow._start = self._now - self._head_start
         flow._ready.append(item)
         self._waiting += 1
         if not flow._in_heap:
@@ -91,7 +100,7 @@ class FairQueue(Generic[ItemT]):
         flow = heap[0][2]
         item = flow._ready.popleft()
         self._waiting -= 1
-        self._now = flow._start
+        self._now = max(self._now, flow._start)
         flow.turns += 1
         if not flow._ready:
             heappop(heap)
@@ -101,5 +110,6 @@ class FairQueue(Generic[ItemT]):
     def charge(self, flow: Flow[ItemT], work: int) -> None:
         """Account for ``work``, at least 0, done for a flow, in its turn or outside of any."""
         flow.work += work
-        start = flow._start if flow._start > self._now else self._now
+        earliest = self._now - self._head_start
+        start = flow._start if flow._start > earliest else earliest
         flow._start = start + work * _SCALE // flow.weight

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from dataplane.core.fair_queue import FairQueue, Flow
-from dataplane.core.work import TURN_WORK
+from dataplane.core.work import HEAD_START_WORK, TURN_WORK
+from tenants.quota import WEIGHT_DEFAULT
 
 #: One round: about 0.5 ms of work, and one turn more.
 ROUND_WORK: Final = 1024 * 1024
@@ -51,7 +52,7 @@ class Scheduler:
     """
 
     def __init__(self, *, turn_bytes: int, short_turn_bytes: int) -> None:
-        self._queue = FairQueue[Turn]()
+        self._queue = FairQueue[Turn](HEAD_START_WORK // WEIGHT_DEFAULT)
         self._turn_bytes = turn_bytes
         self._short_turn_bytes = short_turn_bytes
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -63,6 +63,49 @@ def test_whoever_comes_back_is_next_and_has_saved_up_nothing() -> None:
     assert Counter(served)["sleeper"] <= 51
 
 
+def test_whoever_left_its_share_unused_is_answered_whole_before_those_who_did_not() -> None:
+    queue, light = FairQueue[str](head_start=20), Flow[str](100)
+    crowd = [Flow[str](100) for _ in range(3)]
+    for flow in crowd:
+        queue.push(flow, "busy")
+    for _ in range(100):
+        flow, item = queue.pop()
+        queue.push(flow, item)
+        queue.charge(flow, 500)
+    for answer in range(3):
+        # Four turns of 500 are 20 of virtual time at weight 100: the head start.
+        served = []
+        queue.push(light, f"light {answer}")
+        for _ in range(5):
+            flow, item = queue.pop()
+            queue.charge(flow, 500)
+            served.append(item)
+            if flow is not light or len(served) < 4:
+                queue.push(flow, item)
+        assert served == [f"light {answer}"] * 4 + ["busy"]
+        for _ in range(3 * 8):  # the others have their share, and the light one saves up again
+            flow, item = queue.pop()
+            queue.charge(flow, 500)
+            queue.push(flow, item)
+
+
+def test_a_head_start_is_saved_up_once_and_no_more() -> None:
+    queue, busy, sleeper = FairQueue[str](head_start=20), Flow[str](100), Flow[str](100)
+    queue.push(busy, "busy")
+    for _ in range(1000):
+        flow, item = queue.pop()
+        queue.push(flow, item)
+        queue.charge(flow, 500)
+    queue.push(sleeper, "sleeper")
+    served = Counter[str]()
+    for _ in range(100):
+        flow, item = queue.pop()
+        served[item] += 1
+        queue.push(flow, item)
+        queue.charge(flow, 500)
+    assert 52 <= served["sleeper"] <= 53
+
+
 def test_others_wait_tells_whether_a_turn_may_be_long() -> None:
     queue, one, other = FairQueue[int](), Flow[int](1), Flow[int](1)
     queue.push(one, 1)
@@ -76,12 +119,13 @@ def test_others_wait_tells_whether_a_turn_may_be_long() -> None:
 @given(
     flows=st.lists(st.tuples(WEIGHTS, st.integers(1, 5)), min_size=2, max_size=6),
     costs=st.lists(COSTS, min_size=50, max_size=300),
+    head_start=st.sampled_from([0, 100]),
 )
 def test_shares_of_backlogged_flows_stay_within_one_turn_of_each(
-    flows: list[tuple[int, int]], costs: list[int]
+    flows: list[tuple[int, int]], costs: list[int], head_start: int
 ) -> None:
     """The fairness bound of start-time fair queueing, at every moment and for every pair of flows."""
-    queue = FairQueue[int]()
+    queue = FairQueue[int](head_start)
     names = count()
     members = [Flow[int](weight) for weight, _ in flows]
     for flow, (_, items) in zip(members, flows, strict=True):
@@ -103,10 +147,13 @@ def test_shares_of_backlogged_flows_stay_within_one_turn_of_each(
 @given(
     steps=st.lists(st.tuples(st.sampled_from(["push", "pop", "charge"]), st.integers(0, 4), COSTS), max_size=200),
     weights=st.lists(WEIGHTS, min_size=5, max_size=5),
+    head_start=st.sampled_from([0, 100]),
 )
-def test_work_conserving_and_nothing_is_lost(steps: list[tuple[str, int, int]], weights: list[int]) -> None:
+def test_work_conserving_and_nothing_is_lost(
+    steps: list[tuple[str, int, int]], weights: list[int], head_start: int
+) -> None:
     """Whatever happens, as long as something waits something is served, each item once, and time does not go back."""
-    queue = FairQueue[int]()
+    queue = FairQueue[int](head_start)
     flows = [Flow[int](weight) for weight in weights]
     waiting: dict[int, Flow[int]] = {}
     names = count()
