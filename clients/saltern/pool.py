@@ -29,6 +29,8 @@ _FRESH_S = 0.1
 #: second, above it that the node holds its callers up.
 _WAIT_MIN_S = 0.001
 _TELLING_WAIT_S = 0.05
+#: What a session is for is not there any more; one that is opened now may find another of the same name (WIRE.md 6).
+_PARTITION_GONE = frozenset({"NAMESPACE_NOT_AVAILABLE", "EPOCH_NOT_AVAILABLE"})
 
 SessionOpener = Callable[[NodeEndpoint, Grant, Deadline], Session]
 
@@ -90,6 +92,11 @@ class NodePool:
             self._account(error, began_s, answered=answered)
             stale = session is not None and not session.is_fresh and isinstance(error, UnavailableError)
             rejected = grant.access_token if isinstance(error, UnauthenticatedError) else ""
+            if session is not None and error.reason in _PARTITION_GONE:
+                # Perhaps made anew under the same name: only another session can tell.
+                stale = not session.is_fresh
+                self._discard(session)
+                session = None
             return Failure(error, retry=bool(stale or rejected) and not deadline.expired, rejected_token=rejected)
         else:
             session.is_fresh = False

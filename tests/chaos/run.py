@@ -203,7 +203,15 @@ class ChaosRun:
         self._readers.pop(GUEST).close()
         self._guest.renew(self._deployment, what, keys)
         self.totals.checked[f"{what} deleted and made anew"] += 1
-        wait_until(lambda: not node.is_alive or self._reader(GUEST).lookup(keys[:1]).error is None, SETTLE_S)
+        self._wait_until_guest_is_served(node, keys[0])
+
+    def _wait_until_guest_is_served(self, node: NodeProcess, key: BlockKey) -> None:
+        end_s = time.monotonic() + SETTLE_S
+        while node.is_alive and (error := self._reader(GUEST).lookup([key]).error) is not None:
+            if time.monotonic() > end_s:
+                self._wrong(f"what was made anew is not served after {SETTLE_S:.0f} s: {error!r}, {error.reason}")
+                return
+            time.sleep(0.02)
 
     def _verify_what_was_deleted(self, node: NodeProcess) -> None:
         there = self._there(GUEST, node)
