@@ -63,8 +63,8 @@ class TlsSocket(ssl.SSLSocket):
     def sendmsg(self, buffers: Sequence[Buffer], *_: Any) -> int:  # type: ignore[override]
         """Encrypt and send the head of ``buffers``; return how many bytes were taken.
 
-        After BlockingIOError the next call must offer the same bytes again, or those and more: OpenSSL has encrypted
-        the record already, goes on with it, and says how many bytes that were.
+        After BlockingIOError, or where not all was taken, the next call must offer what is left again, or that and
+        more: OpenSSL may have encrypted a record of it already, goes on with it, and says how many bytes that were.
         """
         sent = 0
         for record in _records(buffers):
