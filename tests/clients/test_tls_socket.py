@@ -17,10 +17,12 @@ def test_bytes_offered_again_in_other_pieces_arrive_once_and_whole(tmp_path: Pat
     ours, theirs = socket.socketpair()
     data = random.Random(0).randbytes(3_000_000)
     received = bytearray()
+    is_full = threading.Event()
 
     def read() -> None:
         with client_context(authority.client()).wrap_socket(theirs, server_hostname="localhost") as peer:
             peer.settimeout(20)
+            is_full.wait(20)
             while piece := peer.recv(65536):
                 received.extend(piece)
 
@@ -42,6 +44,7 @@ def test_bytes_offered_again_in_other_pieces_arrive_once_and_whole(tmp_path: Pat
                 least = len(offered) - count  # a record of the rest may be on its way
             except BlockingIOError:
                 refusals += 1
+                is_full.set()
                 least = len(offered)  # the same and more
                 threading.Event().wait(0.001)
         assert refusals
