@@ -14,7 +14,7 @@ from sqlalchemy import text
 import controlplane.admin
 from controlplane.caller import Caller, authorise, current_caller
 from saltern.admin.v1 import credentials_pb2, tenants_pb2
-from saltern.errors import InternalError, PermissionDeniedError
+from saltern.errors import InternalError, NotFoundError, PermissionDeniedError
 from saltern.rpc_errors import error_from_rpc
 from tenants.roles import Role
 from tests.controlplane.admin.test_authorisation import PLATFORM_METHODS, TENANT_METHODS, prepare
@@ -100,3 +100,5 @@ async def test_the_planted_fault_is_one(admin: Admin) -> None:
 
     request = credentials_pb2.DeleteApiKeyRequest(name="tenants/acme/apiKeys/ci")
     await admin.credentials.DeleteApiKey(request, metadata=calling(Role.READER, "acme"))
+    gone = credentials_pb2.GetApiKeyRequest(name=request.name)
+    assert isinstance(await refused(admin.credentials.GetApiKey(gone, metadata=PLATFORM)), NotFoundError)

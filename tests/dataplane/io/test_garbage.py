@@ -118,7 +118,7 @@ def test_a_node_makes_no_cyclic_garbage() -> None:
 
 
 def test_memory_stays_flat_without_the_collector() -> None:
-    """300 sessions and 30,000 puts leave no more objects than they found; the docs have 10^4 and 10^6."""
+    """300 sessions and 30,000 puts leave no more objects than they found."""
     with static_node({"a": LIMITED}, dram_bytes=4 * MIB) as node:
 
         def work(rounds: int) -> None:
