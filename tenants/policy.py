@@ -21,6 +21,30 @@ class TenantState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupPeer:
+    """Another member of a sharing group, that has accepted: a namespace of a tenant."""
+
+    tenant: TenantId
+    namespace: NamespaceId
+    namespace_uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPolicy:
+    """A sharing group as one of its members sees it (I2).
+
+    Each member's entries lie in its own budget; a session of the group reads its own and those of the peers.
+
+    Attributes:
+        epochs: salt epochs of the group that may be read, ascending; the last one may be written.
+        peers: the other members.
+    """
+
+    epochs: tuple[int, ...]
+    peers: tuple[GroupPeer, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NamespacePolicy:
     """One namespace as a node sees it.
 
@@ -28,11 +52,15 @@ class NamespacePolicy:
         uid: distinguishes a namespace from a deleted one of the same name (I12).
         block_bytes: the largest entry, in bytes.
         epochs: salt epochs that may be read, ascending; the last one may be written.
+        tier_limits: this node's share of the namespace's own limits in bytes; a tier that is not named has none.
+        groups: sharing groups that the namespace is a member of, by uid.
     """
 
     uid: str
     block_bytes: int
     epochs: tuple[int, ...]
+    tier_limits: Mapping[Tier, int] = field(default_factory=lambda: MappingProxyType({}))
+    groups: Mapping[str, GroupPolicy] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,20 +48,38 @@ class ExchangeApiKeyRequest(_message.Message):
     API_KEY_FIELD_NUMBER: _builtins.int
     AUDIENCE_FIELD_NUMBER: _builtins.int
     NAMESPACE_ID_FIELD_NUMBER: _builtins.int
+    SHARING_GROUP_FIELD_NUMBER: _builtins.int
+    PROJECT_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     api_key: _builtins.str
     audience: Global___Audience.ValueType
     namespace_id: _builtins.str
     """{namespace} of the key's own tenant; required for AUDIENCE_NODE, empty otherwise. The token is narrowed to it."""
+    sharing_group: _builtins.str
+    """tenants/{tenant}/sharingGroups/{group}: salt keys of the group instead of the namespace's own. The namespace must
+    be a member of it.
+    """
+    project_id: _builtins.str
+    """What the salt is narrowed to; each must be within what the API key is bound to, and is required where the salt
+    policy's scope says so. A narrower salt never finds what a wider or another one has stored.
+    """
+    user_id: _builtins.str
+    session_id: _builtins.str
     def __init__(
         self,
         *,
         api_key: _builtins.str = ...,
         audience: Global___Audience.ValueType = ...,
         namespace_id: _builtins.str = ...,
+        sharing_group: _builtins.str = ...,
+        project_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "audience", b"audience", "namespace_id", b"namespace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "audience", b"audience", "namespace_id", b"namespace_id", "project_id", b"project_id", "session_id", b"session_id", "sharing_group", b"sharing_group", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -144,6 +162,7 @@ class ExchangeApiKeyResponse(_message.Message):
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    SHARING_GROUP_UID_FIELD_NUMBER: _builtins.int
     access_token: _builtins.str
     """JWT (RFC 9068 profile): EdDSA, typ at+jwt."""
     tenant_id: _builtins.str
@@ -151,6 +170,8 @@ class ExchangeApiKeyResponse(_message.Message):
     model_fingerprint: _builtins.str
     block_tokens: _builtins.int
     block_bytes: _builtins.int
+    sharing_group_uid: _builtins.str
+    """Names the sharing group at nodes; empty outside of one."""
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -172,10 +193,11 @@ class ExchangeApiKeyResponse(_message.Message):
         block_tokens: _builtins.int = ...,
         block_bytes: _builtins.int = ...,
         nodes: _abc.Iterable[Global___NodeEndpoint] | None = ...,
+        sharing_group_uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_token", b"access_token", "block_bytes", b"block_bytes", "block_tokens", b"block_tokens", "expire_time", b"expire_time", "model_fingerprint", b"model_fingerprint", "nodes", b"nodes", "salt_keys", b"salt_keys", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_token", b"access_token", "block_bytes", b"block_bytes", "block_tokens", b"block_tokens", "expire_time", b"expire_time", "model_fingerprint", b"model_fingerprint", "nodes", b"nodes", "salt_keys", b"salt_keys", "sharing_group_uid", b"sharing_group_uid", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

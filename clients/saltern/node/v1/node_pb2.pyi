@@ -127,6 +127,7 @@ class StreamPolicyRequest(_message.Message):
     APPLIED_VERSION_FIELD_NUMBER: _builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     SETTLED_VERSION_FIELD_NUMBER: _builtins.int
+    ACCEPTS_DELTAS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """In every message; the first one opens the stream."""
     fencing_epoch: _builtins.int
@@ -136,6 +137,8 @@ class StreamPolicyRequest(_message.Message):
     """Set if the newest version could not be applied: why."""
     settled_version: _builtins.int
     """Newest version that the node goes by, also after a restart, with nothing held above its limits any more."""
+    accepts_deltas: _builtins.bool
+    """In the first message: this node takes deltas. Not set: every push is a snapshot."""
     def __init__(
         self,
         *,
@@ -144,10 +147,11 @@ class StreamPolicyRequest(_message.Message):
         applied_version: _builtins.int = ...,
         error_message: _builtins.str = ...,
         settled_version: _builtins.int = ...,
+        accepts_deltas: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_version", b"applied_version", "error_message", b"error_message", "fencing_epoch", b"fencing_epoch", "node_id", b"node_id", "settled_version", b"settled_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepts_deltas", b"accepts_deltas", "applied_version", b"applied_version", "error_message", b"error_message", "fencing_epoch", b"fencing_epoch", "node_id", b"node_id", "settled_version", b"settled_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -155,23 +159,81 @@ Global___StreamPolicyRequest: _TypeAlias = StreamPolicyRequest  # noqa: Y015
 
 @_typing.final
 class StreamPolicyResponse(_message.Message):
+    """One of the two is set."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SNAPSHOT_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def snapshot(self) -> Global___PolicySnapshot: ...
+    @_builtins.property
+    def delta(self) -> Global___PolicyDelta: ...
     def __init__(
         self,
         *,
         snapshot: Global___PolicySnapshot | None = ...,
+        delta: Global___PolicyDelta | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamPolicyResponse: _TypeAlias = StreamPolicyResponse  # noqa: Y015
+
+@_typing.final
+class PolicyDelta(_message.Message):
+    """What turns the policy of base_version into that of version. A node that goes by any other version answers with an
+    error and the version that it has, and gets a snapshot.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_VERSION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    KEY_SET_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    REMOVED_TENANT_IDS_FIELD_NUMBER: _builtins.int
+    LEASE_DURATION_FIELD_NUMBER: _builtins.int
+    base_version: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def key_set(self) -> _auth_pb2.KeySet:
+        """The whole set, as in a snapshot."""
+
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantPolicy]:
+        """Those that changed, each of them whole."""
+
+    @_builtins.property
+    def removed_tenant_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def lease_duration(self) -> _duration_pb2.Duration:
+        """As in a snapshot."""
+
+    def __init__(
+        self,
+        *,
+        base_version: _builtins.int = ...,
+        version: _builtins.int = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        key_set: _auth_pb2.KeySet | None = ...,
+        tenants: _abc.Iterable[Global___TenantPolicy] | None = ...,
+        removed_tenant_ids: _abc.Iterable[_builtins.str] | None = ...,
+        lease_duration: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "key_set", b"key_set", "lease_duration", b"lease_duration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "create_time", b"create_time", "key_set", b"key_set", "lease_duration", b"lease_duration", "removed_tenant_ids", b"removed_tenant_ids", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyDelta: _TypeAlias = PolicyDelta  # noqa: Y015
 
 @_typing.final
 class PolicySnapshot(_message.Message):
@@ -297,6 +359,8 @@ class NamespacePolicy(_message.Message):
     UID_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
+    TIER_LIMITS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     namespace_id: _builtins.str
     uid: _builtins.str
     """Distinguishes a namespace from a deleted one of the same name."""
@@ -305,6 +369,14 @@ class NamespacePolicy(_message.Message):
     def epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Epochs that may be read; the last one may be written."""
 
+    @_builtins.property
+    def tier_limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierLimit]:
+        """This node's share of the namespace's own limits, within those of its tenant; a tier that is not there has none."""
+
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupPolicy]:
+        """Sharing groups that this namespace is a member of."""
+
     def __init__(
         self,
         *,
@@ -312,14 +384,99 @@ class NamespacePolicy(_message.Message):
         uid: _builtins.str = ...,
         block_bytes: _builtins.int = ...,
         epochs: _abc.Iterable[_builtins.int] | None = ...,
+        tier_limits: _abc.Iterable[Global___TierLimit] | None = ...,
+        groups: _abc.Iterable[Global___GroupPolicy] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "epochs", b"epochs", "namespace_id", b"namespace_id", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "epochs", b"epochs", "groups", b"groups", "namespace_id", b"namespace_id", "tier_limits", b"tier_limits", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NamespacePolicy: _TypeAlias = NamespacePolicy  # noqa: Y015
+
+@_typing.final
+class TierLimit(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    tier: _quotas_pb2.Tier.ValueType
+    limit_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        tier: _quotas_pb2.Tier.ValueType = ...,
+        limit_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_bytes", b"limit_bytes", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierLimit: _TypeAlias = TierLimit  # noqa: Y015
+
+@_typing.final
+class GroupPolicy(_message.Message):
+    """A sharing group as one of its members' nodes sees it. Every member's entries lie in the member's own budget; what a
+    session of the group reads besides its own are the entries that its peers have put into the group (I2).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UID_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    uid: _builtins.str
+    """Names the group on the wire."""
+    @_builtins.property
+    def epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As of a namespace: salt epochs of the group."""
+
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupPeer]:
+        """The other members that have accepted."""
+
+    def __init__(
+        self,
+        *,
+        uid: _builtins.str = ...,
+        epochs: _abc.Iterable[_builtins.int] | None = ...,
+        peers: _abc.Iterable[Global___GroupPeer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "peers", b"peers", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupPolicy: _TypeAlias = GroupPolicy  # noqa: Y015
+
+@_typing.final
+class GroupPeer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    NAMESPACE_ID_FIELD_NUMBER: _builtins.int
+    NAMESPACE_UID_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    namespace_id: _builtins.str
+    namespace_uid: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        namespace_id: _builtins.str = ...,
+        namespace_uid: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace_id", b"namespace_id", "namespace_uid", b"namespace_uid", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupPeer: _TypeAlias = GroupPeer  # noqa: Y015
 
 @_typing.final
 class TenantUsage(_message.Message):
