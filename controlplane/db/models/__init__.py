@@ -1,0 +1,67 @@
+"""Tables of the control plane, one class each; what a row may hold is said twice, in the domain and as a CHECK.
+
+::
+
+    tenants 1──n namespaces            nodes 1──n node_usage, node_tier_usage n──1 tenants
+            1──n tier_quotas           audit_events, request_log   (keyed by names: they outlive what they name)
+            1──n quota_leases n──1 nodes
+            1──1 salt_policies         signing_keys, audit_checkpoint_keys
+            1──0..1 rate_limits
+            1──n api_keys (n──0 for    bootstrap, policy_state     (one row each)
+                 keys of the platform)
+            1──n token_revocations (n──0 for tokens of the platform)
+
+Deleting a tenant deletes all that hangs off it, its root secret included (I12); its audit chain stays (I11).
+The schema is made by ``migrations/``; a test holds both to be the same.
+"""
+
+from __future__ import annotations
+
+from controlplane.db.models.audit import AuditCheckpointKey, AuditEvent, RequestLog
+from controlplane.db.models.base import (
+    BLOCK_TOKENS_MAX,
+    DISPLAY_NAME_MAX_CHARS,
+    HASH_FORMAT_NEWEST,
+    MODEL_FINGERPRINT_MAX_CHARS,
+    PLATFORM_CHAIN,
+    AuditOutcome,
+    Base,
+    NodeAdminState,
+)
+from controlplane.db.models.credentials import ApiKey, Bootstrap, SigningKey, TokenRevocation
+from controlplane.db.models.nodes import Node, QuotaLease
+from controlplane.db.models.policy import PolicyChange, PolicyState
+from controlplane.db.models.salts import SaltPolicy
+from controlplane.db.models.tenants import Namespace, RateLimits, Tenant, TierQuota
+from controlplane.db.models.usage import USAGE_COUNTERS, USAGE_MAPS, NodeTierUsage, NodeUsage
+
+__all__ = [
+    "ApiKey",
+    "AuditCheckpointKey",
+    "AuditEvent",
+    "AuditOutcome",
+    "BLOCK_TOKENS_MAX",
+    "Base",
+    "Bootstrap",
+    "DISPLAY_NAME_MAX_CHARS",
+    "HASH_FORMAT_NEWEST",
+    "MODEL_FINGERPRINT_MAX_CHARS",
+    "Namespace",
+    "Node",
+    "NodeAdminState",
+    "NodeTierUsage",
+    "NodeUsage",
+    "PLATFORM_CHAIN",
+    "PolicyChange",
+    "PolicyState",
+    "QuotaLease",
+    "RateLimits",
+    "RequestLog",
+    "SaltPolicy",
+    "SigningKey",
+    "Tenant",
+    "TierQuota",
+    "TokenRevocation",
+    "USAGE_COUNTERS",
+    "USAGE_MAPS",
+]
