@@ -373,6 +373,8 @@ class Node(_message.Message):
     GRANTED_BYTES_FIELD_NUMBER: _builtins.int
     BELIEVED_BYTES_FIELD_NUMBER: _builtins.int
     TLS_SERVER_NAME_FIELD_NUMBER: _builtins.int
+    SETTLED_VERSION_FIELD_NUMBER: _builtins.int
+    POLICY_LAG_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """nodes/{node}"""
     state: Global___Node.State.ValueType
@@ -389,6 +391,10 @@ class Node(_message.Message):
     believed_bytes: _builtins.int
     tls_server_name: _builtins.str
     """The name that the certificate of both TCP doors is for; empty if the node serves plain text."""
+    settled_version: _builtins.int
+    """Newest policy that it goes by, also after a restart, with nothing held above its limits any more."""
+    policy_lag: _builtins.int
+    """How many versions its policy_version is behind the newest policy."""
     @_builtins.property
     def last_report_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -411,10 +417,12 @@ class Node(_message.Message):
         granted_bytes: _builtins.int = ...,
         believed_bytes: _builtins.int = ...,
         tls_server_name: _builtins.str = ...,
+        settled_version: _builtins.int = ...,
+        policy_lag: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_report_time", b"last_report_time", "lease_expire_time", b"lease_expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_state", b"admin_state", "believed_bytes", b"believed_bytes", "dram_capacity_bytes", b"dram_capacity_bytes", "fencing_epoch", b"fencing_epoch", "granted_bytes", b"granted_bytes", "grpc_endpoint", b"grpc_endpoint", "last_report_time", b"last_report_time", "lease_expire_time", b"lease_expire_time", "name", b"name", "policy_version", b"policy_version", "state", b"state", "tls_server_name", b"tls_server_name", "wire_endpoint", b"wire_endpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_state", b"admin_state", "believed_bytes", b"believed_bytes", "dram_capacity_bytes", b"dram_capacity_bytes", "fencing_epoch", b"fencing_epoch", "granted_bytes", b"granted_bytes", "grpc_endpoint", b"grpc_endpoint", "last_report_time", b"last_report_time", "lease_expire_time", b"lease_expire_time", "name", b"name", "policy_lag", b"policy_lag", "policy_version", b"policy_version", "settled_version", b"settled_version", "state", b"state", "tls_server_name", b"tls_server_name", "wire_endpoint", b"wire_endpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
