@@ -23,28 +23,34 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
+from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from saltern.admin.v1 import quotas_pb2 as saltern_dot_admin_dot_v1_dot_quotas__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!saltern/admin/v1/namespaces.proto\x12\x10saltern.admin.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9e\x01\n\tNamespace\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x03 \x01(\x05\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x65tag\x18\x06 \x01(\t\"\x82\x01\n\x16\x43reateNamespaceRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x14\n\x0cnamespace_id\x18\x02 \x01(\t\x12.\n\tnamespace\x18\x03 \x01(\x0b\x32\x1b.saltern.admin.v1.Namespace\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"#\n\x13GetNamespaceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"N\n\x15ListNamespacesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"b\n\x16ListNamespacesResponse\x12/\n\nnamespaces\x18\x01 \x03(\x0b\x32\x1b.saltern.admin.v1.Namespace\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"H\n\x16\x44\x65leteNamespaceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t2\xfa\x02\n\x10NamespaceService\x12X\n\x0f\x43reateNamespace\x12(.saltern.admin.v1.CreateNamespaceRequest\x1a\x1b.saltern.admin.v1.Namespace\x12R\n\x0cGetNamespace\x12%.saltern.admin.v1.GetNamespaceRequest\x1a\x1b.saltern.admin.v1.Namespace\x12\x63\n\x0eListNamespaces\x12\'.saltern.admin.v1.ListNamespacesRequest\x1a(.saltern.admin.v1.ListNamespacesResponse\x12S\n\x0f\x44\x65leteNamespace\x12(.saltern.admin.v1.DeleteNamespaceRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!saltern/admin/v1/namespaces.proto\x12\x10saltern.admin.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dsaltern/admin/v1/quotas.proto\"\xd5\x01\n\tNamespace\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x03 \x01(\x05\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x65tag\x18\x06 \x01(\t\x12\x35\n\x0btier_limits\x18\x07 \x03(\x0b\x32 .saltern.admin.v1.NamespaceLimit\"K\n\x0eNamespaceLimit\x12$\n\x04tier\x18\x01 \x01(\x0e\x32\x16.saltern.admin.v1.Tier\x12\x13\n\x0blimit_bytes\x18\x02 \x01(\x03\"\x82\x01\n\x16\x43reateNamespaceRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x14\n\x0cnamespace_id\x18\x02 \x01(\t\x12.\n\tnamespace\x18\x03 \x01(\x0b\x32\x1b.saltern.admin.v1.Namespace\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"#\n\x13GetNamespaceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"N\n\x15ListNamespacesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"b\n\x16ListNamespacesResponse\x12/\n\nnamespaces\x18\x01 \x03(\x0b\x32\x1b.saltern.admin.v1.Namespace\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8d\x01\n\x16UpdateNamespaceRequest\x12.\n\tnamespace\x18\x01 \x01(\x0b\x32\x1b.saltern.admin.v1.Namespace\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"H\n\x16\x44\x65leteNamespaceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t2\xd4\x03\n\x10NamespaceService\x12X\n\x0f\x43reateNamespace\x12(.saltern.admin.v1.CreateNamespaceRequest\x1a\x1b.saltern.admin.v1.Namespace\x12R\n\x0cGetNamespace\x12%.saltern.admin.v1.GetNamespaceRequest\x1a\x1b.saltern.admin.v1.Namespace\x12\x63\n\x0eListNamespaces\x12\'.saltern.admin.v1.ListNamespacesRequest\x1a(.saltern.admin.v1.ListNamespacesResponse\x12X\n\x0fUpdateNamespace\x12(.saltern.admin.v1.UpdateNamespaceRequest\x1a\x1b.saltern.admin.v1.Namespace\x12S\n\x0f\x44\x65leteNamespace\x12(.saltern.admin.v1.DeleteNamespaceRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'saltern.admin.v1.namespaces_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NAMESPACE']._serialized_start=118
-  _globals['_NAMESPACE']._serialized_end=276
-  _globals['_CREATENAMESPACEREQUEST']._serialized_start=279
-  _globals['_CREATENAMESPACEREQUEST']._serialized_end=409
-  _globals['_GETNAMESPACEREQUEST']._serialized_start=411
-  _globals['_GETNAMESPACEREQUEST']._serialized_end=446
-  _globals['_LISTNAMESPACESREQUEST']._serialized_start=448
-  _globals['_LISTNAMESPACESREQUEST']._serialized_end=526
-  _globals['_LISTNAMESPACESRESPONSE']._serialized_start=528
-  _globals['_LISTNAMESPACESRESPONSE']._serialized_end=626
-  _globals['_DELETENAMESPACEREQUEST']._serialized_start=628
-  _globals['_DELETENAMESPACEREQUEST']._serialized_end=700
-  _globals['_NAMESPACESERVICE']._serialized_start=703
-  _globals['_NAMESPACESERVICE']._serialized_end=1081
+  _globals['_NAMESPACE']._serialized_start=183
+  _globals['_NAMESPACE']._serialized_end=396
+  _globals['_NAMESPACELIMIT']._serialized_start=398
+  _globals['_NAMESPACELIMIT']._serialized_end=473
+  _globals['_CREATENAMESPACEREQUEST']._serialized_start=476
+  _globals['_CREATENAMESPACEREQUEST']._serialized_end=606
+  _globals['_GETNAMESPACEREQUEST']._serialized_start=608
+  _globals['_GETNAMESPACEREQUEST']._serialized_end=643
+  _globals['_LISTNAMESPACESREQUEST']._serialized_start=645
+  _globals['_LISTNAMESPACESREQUEST']._serialized_end=723
+  _globals['_LISTNAMESPACESRESPONSE']._serialized_start=725
+  _globals['_LISTNAMESPACESRESPONSE']._serialized_end=823
+  _globals['_UPDATENAMESPACEREQUEST']._serialized_start=826
+  _globals['_UPDATENAMESPACEREQUEST']._serialized_end=967
+  _globals['_DELETENAMESPACEREQUEST']._serialized_start=969
+  _globals['_DELETENAMESPACEREQUEST']._serialized_end=1041
+  _globals['_NAMESPACESERVICE']._serialized_start=1044
+  _globals['_NAMESPACESERVICE']._serialized_end=1512
 # @@protoc_insertion_point(module_scope)

@@ -5,9 +5,11 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from saltern.admin.v1 import quotas_pb2 as _quotas_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -29,6 +31,7 @@ class Namespace(_message.Message):
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    TIER_LIMITS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """tenants/{tenant}/namespaces/{namespace}"""
     model_fingerprint: _builtins.str
@@ -40,6 +43,12 @@ class Namespace(_message.Message):
     etag: _builtins.str
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def tier_limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamespaceLimit]:
+        """What the namespace may hold of its tenant's quota, at most once for each tier; a tier that is not listed has no
+        limit but the tenant's. Nodes share it as they share the tenant's, and evict down to one that is lowered (I4).
+        """
+
     def __init__(
         self,
         *,
@@ -49,14 +58,38 @@ class Namespace(_message.Message):
         block_bytes: _builtins.int = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         etag: _builtins.str = ...,
+        tier_limits: _abc.Iterable[Global___NamespaceLimit] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_tokens", b"block_tokens", "create_time", b"create_time", "etag", b"etag", "model_fingerprint", b"model_fingerprint", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_tokens", b"block_tokens", "create_time", b"create_time", "etag", b"etag", "model_fingerprint", b"model_fingerprint", "name", b"name", "tier_limits", b"tier_limits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Namespace: _TypeAlias = Namespace  # noqa: Y015
+
+@_typing.final
+class NamespaceLimit(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    tier: _quotas_pb2.Tier.ValueType
+    limit_bytes: _builtins.int
+    """Bytes that are never passed (I4); 0 keeps the namespace off the tier."""
+    def __init__(
+        self,
+        *,
+        tier: _quotas_pb2.Tier.ValueType = ...,
+        limit_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_bytes", b"limit_bytes", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamespaceLimit: _TypeAlias = NamespaceLimit  # noqa: Y015
 
 @_typing.final
 class CreateNamespaceRequest(_message.Message):
@@ -155,6 +188,37 @@ class ListNamespacesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListNamespacesResponse: _TypeAlias = ListNamespacesResponse  # noqa: Y015
+
+@_typing.final
+class UpdateNamespaceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    UPDATE_MASK_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    @_builtins.property
+    def namespace(self) -> Global___Namespace:
+        """name says which; etag, if set, must be the current one; tier_limits replaces all limits that there are."""
+
+    @_builtins.property
+    def update_mask(self) -> _field_mask_pb2.FieldMask:
+        """What to change: tier_limits. Not set: everything that can change, which is the same."""
+
+    def __init__(
+        self,
+        *,
+        namespace: Global___Namespace | None = ...,
+        update_mask: _field_mask_pb2.FieldMask | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "update_mask", b"update_mask"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "request_id", b"request_id", "update_mask", b"update_mask"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateNamespaceRequest: _TypeAlias = UpdateNamespaceRequest  # noqa: Y015
 
 @_typing.final
 class DeleteNamespaceRequest(_message.Message):

@@ -51,6 +51,11 @@ class NamespaceServiceStub(object):
                 request_serializer=saltern_dot_admin_dot_v1_dot_namespaces__pb2.ListNamespacesRequest.SerializeToString,
                 response_deserializer=saltern_dot_admin_dot_v1_dot_namespaces__pb2.ListNamespacesResponse.FromString,
                 _registered_method=True)
+        self.UpdateNamespace = channel.unary_unary(
+                '/saltern.admin.v1.NamespaceService/UpdateNamespace',
+                request_serializer=saltern_dot_admin_dot_v1_dot_namespaces__pb2.UpdateNamespaceRequest.SerializeToString,
+                response_deserializer=saltern_dot_admin_dot_v1_dot_namespaces__pb2.Namespace.FromString,
+                _registered_method=True)
         self.DeleteNamespace = channel.unary_unary(
                 '/saltern.admin.v1.NamespaceService/DeleteNamespace',
                 request_serializer=saltern_dot_admin_dot_v1_dot_namespaces__pb2.DeleteNamespaceRequest.SerializeToString,
@@ -80,6 +85,13 @@ class NamespaceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateNamespace(self, request, context):
+        """Changes the limits; nothing else of a namespace ever changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteNamespace(self, request, context):
         """Deletes the namespace; nodes drop its entries.
         """
@@ -104,6 +116,11 @@ def add_NamespaceServiceServicer_to_server(servicer, server):
                     servicer.ListNamespaces,
                     request_deserializer=saltern_dot_admin_dot_v1_dot_namespaces__pb2.ListNamespacesRequest.FromString,
                     response_serializer=saltern_dot_admin_dot_v1_dot_namespaces__pb2.ListNamespacesResponse.SerializeToString,
+            ),
+            'UpdateNamespace': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateNamespace,
+                    request_deserializer=saltern_dot_admin_dot_v1_dot_namespaces__pb2.UpdateNamespaceRequest.FromString,
+                    response_serializer=saltern_dot_admin_dot_v1_dot_namespaces__pb2.Namespace.SerializeToString,
             ),
             'DeleteNamespace': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteNamespace,
@@ -193,6 +210,33 @@ class NamespaceService(object):
             '/saltern.admin.v1.NamespaceService/ListNamespaces',
             saltern_dot_admin_dot_v1_dot_namespaces__pb2.ListNamespacesRequest.SerializeToString,
             saltern_dot_admin_dot_v1_dot_namespaces__pb2.ListNamespacesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateNamespace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/saltern.admin.v1.NamespaceService/UpdateNamespace',
+            saltern_dot_admin_dot_v1_dot_namespaces__pb2.UpdateNamespaceRequest.SerializeToString,
+            saltern_dot_admin_dot_v1_dot_namespaces__pb2.Namespace.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class NamespaceServiceStub:
     CreateNamespace: _grpc.UnaryUnaryMultiCallable[_namespaces_pb2.CreateNamespaceRequest, _namespaces_pb2.Namespace]
     GetNamespace: _grpc.UnaryUnaryMultiCallable[_namespaces_pb2.GetNamespaceRequest, _namespaces_pb2.Namespace]
     ListNamespaces: _grpc.UnaryUnaryMultiCallable[_namespaces_pb2.ListNamespacesRequest, _namespaces_pb2.ListNamespacesResponse]
+    UpdateNamespace: _grpc.UnaryUnaryMultiCallable[_namespaces_pb2.UpdateNamespaceRequest, _namespaces_pb2.Namespace]
+    """Changes the limits; nothing else of a namespace ever changes."""
     DeleteNamespace: _grpc.UnaryUnaryMultiCallable[_namespaces_pb2.DeleteNamespaceRequest, _empty_pb2.Empty]
     """Deletes the namespace; nodes drop its entries."""
 
@@ -48,6 +50,8 @@ class NamespaceServiceAsyncStub(NamespaceServiceStub):
     CreateNamespace: _aio.UnaryUnaryMultiCallable[_namespaces_pb2.CreateNamespaceRequest, _namespaces_pb2.Namespace]  # type: ignore[assignment]
     GetNamespace: _aio.UnaryUnaryMultiCallable[_namespaces_pb2.GetNamespaceRequest, _namespaces_pb2.Namespace]  # type: ignore[assignment]
     ListNamespaces: _aio.UnaryUnaryMultiCallable[_namespaces_pb2.ListNamespacesRequest, _namespaces_pb2.ListNamespacesResponse]  # type: ignore[assignment]
+    UpdateNamespace: _aio.UnaryUnaryMultiCallable[_namespaces_pb2.UpdateNamespaceRequest, _namespaces_pb2.Namespace]  # type: ignore[assignment]
+    """Changes the limits; nothing else of a namespace ever changes."""
     DeleteNamespace: _aio.UnaryUnaryMultiCallable[_namespaces_pb2.DeleteNamespaceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     """Deletes the namespace; nodes drop its entries."""
 
@@ -74,6 +78,14 @@ class NamespaceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _namespaces_pb2.ListNamespacesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_namespaces_pb2.ListNamespacesResponse, _abc.Awaitable[_namespaces_pb2.ListNamespacesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def UpdateNamespace(
+        self,
+        request: _namespaces_pb2.UpdateNamespaceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_namespaces_pb2.Namespace, _abc.Awaitable[_namespaces_pb2.Namespace]]:
+        """Changes the limits; nothing else of a namespace ever changes."""
 
     @_abc_1.abstractmethod
     def DeleteNamespace(

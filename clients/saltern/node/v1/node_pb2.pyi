@@ -579,6 +579,7 @@ class TenantUsage(_message.Message):
     TAKEN_BYTES_FIELD_NUMBER: _builtins.int
     SSD_FIELD_NUMBER: _builtins.int
     DEMOTIONS_DROPPED_BY_REASON_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     get_hits: _builtins.int
     get_misses: _builtins.int
@@ -613,6 +614,10 @@ class TenantUsage(_message.Message):
     def demotions_dropped_by_reason(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Parts of ssd.demotions_dropped by reason."""
 
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamespaceUsage]:
+        """Those that the policy names and that were used here; together at most what the tenant holds."""
+
     def __init__(
         self,
         *,
@@ -633,14 +638,81 @@ class TenantUsage(_message.Message):
         taken_bytes: _builtins.int = ...,
         ssd: _usage_pb2.SsdActivity | None = ...,
         demotions_dropped_by_reason: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        namespaces: _abc.Iterable[Global___NamespaceUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ssd", b"ssd"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["demotions_dropped_by_reason", b"demotions_dropped_by_reason", "evicted_bytes", b"evicted_bytes", "evicted_bytes_by_cause", b"evicted_bytes_by_cause", "evictions", b"evictions", "evictions_by_cause", b"evictions_by_cause", "get_bytes", b"get_bytes", "get_hits", b"get_hits", "get_misses", b"get_misses", "put_bytes", b"put_bytes", "puts_refused", b"puts_refused", "puts_stored", b"puts_stored", "refused_by_reason", b"refused_by_reason", "ssd", b"ssd", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "tenant_id", b"tenant_id", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["demotions_dropped_by_reason", b"demotions_dropped_by_reason", "evicted_bytes", b"evicted_bytes", "evicted_bytes_by_cause", b"evicted_bytes_by_cause", "evictions", b"evictions", "evictions_by_cause", b"evictions_by_cause", "get_bytes", b"get_bytes", "get_hits", b"get_hits", "get_misses", b"get_misses", "namespaces", b"namespaces", "put_bytes", b"put_bytes", "puts_refused", b"puts_refused", "puts_stored", b"puts_stored", "refused_by_reason", b"refused_by_reason", "ssd", b"ssd", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "tenant_id", b"tenant_id", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TenantUsage: _TypeAlias = TenantUsage  # noqa: Y015
+
+@_typing.final
+class NamespaceUsage(_message.Message):
+    """Parts of a tenant's usage, sharing groups that the namespace is a member of included."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_ID_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    GET_HITS_FIELD_NUMBER: _builtins.int
+    GET_MISSES_FIELD_NUMBER: _builtins.int
+    namespace_id: _builtins.str
+    uid: _builtins.str
+    """Distinguishes a namespace from a deleted one of the same name."""
+    get_hits: _builtins.int
+    get_misses: _builtins.int
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamespaceTierUsage]: ...
+    def __init__(
+        self,
+        *,
+        namespace_id: _builtins.str = ...,
+        uid: _builtins.str = ...,
+        tiers: _abc.Iterable[Global___NamespaceTierUsage] | None = ...,
+        get_hits: _builtins.int = ...,
+        get_misses: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["get_hits", b"get_hits", "get_misses", b"get_misses", "namespace_id", b"namespace_id", "tiers", b"tiers", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamespaceUsage: _TypeAlias = NamespaceUsage  # noqa: Y015
+
+@_typing.final
+class NamespaceTierUsage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    tier: _quotas_pb2.Tier.ValueType
+    used_bytes: _builtins.int
+    entries: _builtins.int
+    limit_bytes: _builtins.int
+    """This node's share of the namespace's own limit; not set where it has none."""
+    def __init__(
+        self,
+        *,
+        tier: _quotas_pb2.Tier.ValueType = ...,
+        used_bytes: _builtins.int = ...,
+        entries: _builtins.int = ...,
+        limit_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit_bytes", b"_limit_bytes", "limit_bytes", b"limit_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit_bytes", b"_limit_bytes", "entries", b"entries", "limit_bytes", b"limit_bytes", "tier", b"tier", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__limit_bytes: _TypeAlias = _typing.Literal["limit_bytes"]  # noqa: Y015
+    _WhichOneofArgType__limit_bytes: _TypeAlias = _typing.Literal["_limit_bytes", b"_limit_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_bytes) -> _WhichOneofReturnType__limit_bytes | None: ...
+
+Global___NamespaceTierUsage: _TypeAlias = NamespaceTierUsage  # noqa: Y015
 
 @_typing.final
 class TenantTierUsage(_message.Message):
