@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from controlplane.db.models import USAGE_COUNTERS, USAGE_MAPS
+from controlplane.node.policy_encode import TIER_FROM_PROTO
 from controlplane.node.registry import NodeFacts, TenantBooks, TierBooks
-from controlplane.node.snapshot import TIER_FROM_PROTO
 from saltern.admin.v1 import usage_pb2
 from saltern.errors import InvalidArgumentError
 from saltern.names import parse_tenant_id

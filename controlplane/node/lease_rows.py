@@ -81,13 +81,6 @@ async def read_book(session: AsyncSession, tenants: Iterable[TenantId] | None) -
     return book
 
 
-async def read_granted_bytes(session: AsyncSession, node: NodeId) -> dict[QuotaKey, int]:
-    """What the newest policy grants one node."""
-    lease = models.QuotaLease
-    rows = await session.execute(select(lease.tenant_id, lease.tier, lease.granted_bytes).where(lease.node_id == node))
-    return {(TenantId(tenant), tier): granted_bytes for tenant, tier, granted_bytes in rows}
-
-
 async def write_holdings(session: AsyncSession, changed: Mapping[QuotaKey, Mapping[NodeId, Holding]]) -> None:
     """Write holdings over those that are there."""
     rows = [

@@ -17,8 +17,10 @@ from controlplane.db import Database, bump_policy_version
 from controlplane.node import registry
 from controlplane.node.decode import decode_books, decode_facts
 from controlplane.node.lease_keeper import LeaseKeeper
+from controlplane.node.policy_encode import encode_policy
 from controlplane.node.policy_feed import PolicyFeed
-from controlplane.node.snapshot import compose_policy, encode_policy, read_policy_rows, read_version
+from controlplane.node.policy_rows import read_policy_rows, read_version
+from controlplane.node.snapshot import compose_policy
 from controlplane.rpc import Context, stream, unary
 from saltern.errors import InvalidArgumentError, PermissionDeniedError
 from saltern.names import NodeId, node_name, parse_node_id
@@ -161,7 +163,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         async with self._database.transaction() as session:
             await registry.require_current(session, node, fencing_epoch)
         await self._keeper.settle()
-        rows = await read_policy_rows(self._database, node)
+        rows = await read_policy_rows(self._database)
         return encode_policy(compose_policy(rows, node), rows.key_set, self._clock(), self._keeper.lease_duration)
 
     async def _follow_answers(

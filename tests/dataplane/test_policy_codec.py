@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.clock import utc_now
-from controlplane.node.snapshot import encode_policy
+from controlplane.node.policy_encode import encode_policy
 from dataplane.core.usage import (
     DropReason,
     EvictionCause,

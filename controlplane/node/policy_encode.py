@@ -1,0 +1,72 @@
+"""Policies on the wire: a snapshot, or the part of one that changed (``proto/saltern/node/v1``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+
+from controlplane.auth.key_set import encode_key_set
+from saltern.admin.v1 import quotas_pb2, tenants_pb2
+from saltern.names import TenantId
+from saltern.node.v1 import node_pb2
+from tenants.policy import NodePolicy, TenantPolicy, TenantState
+from tenants.quota import Tier
+from tenants.tokens import KeySet
+
+TIER_TO_PROTO = {Tier.DRAM: quotas_pb2.TIER_DRAM, Tier.SSD: quotas_pb2.TIER_SSD}
+TIER_FROM_PROTO = {proto: tier for tier, proto in TIER_TO_PROTO.items()}
+_STATE_TO_PROTO = {
+    TenantState.ACTIVE: tenants_pb2.Tenant.STATE_ACTIVE,
+    TenantState.SUSPENDED: tenants_pb2.Tenant.STATE_SUSPENDED,
+}
+
+
+def encode_policy(
+    policy: NodePolicy, key_set: KeySet, create_time: datetime, lease_duration: timedelta | None = None
+) -> node_pb2.PolicySnapshot:
+    """Encode a snapshot for the wire; ``lease_duration`` is how long its limits hold, None for ever."""
+    snapshot = node_pb2.PolicySnapshot(version=policy.version, key_set=encode_key_set(key_set))
+    snapshot.create_time.FromDatetime(create_time)
+    if lease_duration is not None:
+        snapshot.lease_duration.FromTimedelta(lease_duration)
+    snapshot.tenants.extend(_encode_tenants(policy.tenants))
+    return snapshot
+
+
+def _encode_tenants(tenants: Mapping[TenantId, TenantPolicy]) -> Iterable[node_pb2.TenantPolicy]:
+    for tenant_id, tenant in tenants.items():
+        encoded = node_pb2.TenantPolicy(
+            tenant_id=tenant_id,
+            state=_STATE_TO_PROTO[tenant.state],
+            tiers=[
+                quotas_pb2.TierQuota(
+                    tier=TIER_TO_PROTO[tier],
+                    reserved_bytes=quota.reserved_bytes,
+                    limit_bytes=quota.limit_bytes,
+                    weight=quota.weight,
+                )
+                for tier, quota in tenant.tiers.items()
+            ],
+            namespaces=[
+                node_pb2.NamespacePolicy(
+                    namespace_id=namespace_id,
+                    uid=namespace.uid,
+                    block_bytes=namespace.block_bytes,
+                    epochs=namespace.epochs,
+                )
+                for namespace_id, namespace in tenant.namespaces.items()
+            ],
+            rates=quotas_pb2.RateLimits(
+                operations_per_s=tenant.rates.operations_per_s,
+                bytes_per_s=tenant.rates.bytes_per_s,
+                ssd_write_bytes_per_s=tenant.rates.ssd_write_bytes_per_s,
+            ),
+            revocations=[
+                node_pb2.TokenRevocation(
+                    token_id_prefix=revocation.token_id_prefix, issued_before_s=revocation.issued_before_s
+                )
+                for revocation in tenant.revocations
+            ],
+        )
+        encoded.min_issue_time.FromSeconds(tenant.min_issue_time_s)
+        yield encoded
