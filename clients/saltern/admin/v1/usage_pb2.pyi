@@ -315,6 +315,337 @@ class GetUsageRequest(_message.Message):
 Global___GetUsageRequest: _TypeAlias = GetUsageRequest  # noqa: Y015
 
 @_typing.final
+class ListUsagesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    page_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListUsagesRequest: _TypeAlias = ListUsagesRequest  # noqa: Y015
+
+@_typing.final
+class ListUsagesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USAGES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def usages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Usage]: ...
+    def __init__(
+        self,
+        *,
+        usages: _abc.Iterable[Global___Usage] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "usages", b"usages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListUsagesResponse: _TypeAlias = ListUsagesResponse  # noqa: Y015
+
+@_typing.final
+class UsageRecord(_message.Message):
+    """What one tenant used in one hour or day (UTC), summed over nodes; docs/metering.md says how each number comes about.
+    There is no record of an hour in which the tenant held nothing and asked for nothing.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PutsRefusedByReasonEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class EvictionsByCauseEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    TENANT_UID_FIELD_NUMBER: _builtins.int
+    NAMESPACE_ID_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    IS_OPEN_FIELD_NUMBER: _builtins.int
+    DRAM_BYTE_SECONDS_FIELD_NUMBER: _builtins.int
+    SSD_BYTE_SECONDS_FIELD_NUMBER: _builtins.int
+    HITS_FIELD_NUMBER: _builtins.int
+    MISSES_FIELD_NUMBER: _builtins.int
+    TOKENS_SAVED_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_FIELD_NUMBER: _builtins.int
+    PUTS_STORED_FIELD_NUMBER: _builtins.int
+    PUTS_REFUSED_FIELD_NUMBER: _builtins.int
+    PUTS_REFUSED_BY_REASON_FIELD_NUMBER: _builtins.int
+    EVICTIONS_FIELD_NUMBER: _builtins.int
+    EVICTED_BYTES_FIELD_NUMBER: _builtins.int
+    EVICTIONS_BY_CAUSE_FIELD_NUMBER: _builtins.int
+    SSD_READ_BYTES_FIELD_NUMBER: _builtins.int
+    SSD_WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    GAP_SECONDS_FIELD_NUMBER: _builtins.int
+    LATE_SECONDS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenants/{tenant}; records outlive the tenant."""
+    tenant_uid: _builtins.str
+    """Distinguishes the tenant from a deleted one of the same name."""
+    namespace_id: _builtins.str
+    """Of a record of one namespace; empty for the tenant as a whole."""
+    is_open: _builtins.bool
+    """May still grow. A closed record never changes."""
+    dram_byte_seconds: _builtins.str
+    """Bytes held x seconds, an exact decimal integer that may be above 2^63."""
+    ssd_byte_seconds: _builtins.str
+    hits: _builtins.int
+    misses: _builtins.int
+    tokens_saved: _builtins.int
+    """Hits x tokens of a block of their namespaces."""
+    read_bytes: _builtins.int
+    """Bytes that left the nodes for the tenant's clients, and that came from them."""
+    stored_bytes: _builtins.int
+    puts_stored: _builtins.int
+    puts_refused: _builtins.int
+    evictions: _builtins.int
+    evicted_bytes: _builtins.int
+    ssd_read_bytes: _builtins.int
+    ssd_written_bytes: _builtins.int
+    gap_seconds: _builtins.int
+    """Seconds, summed over nodes, for which a node was silent: byte-seconds of them count the lesser of what was held
+    before and after.
+    """
+    late_seconds: _builtins.int
+    """Seconds, summed over nodes, that belong to earlier hours, which were closed when the node reported them."""
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def puts_refused_by_reason(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def evictions_by_cause(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        tenant_uid: _builtins.str = ...,
+        namespace_id: _builtins.str = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+        is_open: _builtins.bool = ...,
+        dram_byte_seconds: _builtins.str = ...,
+        ssd_byte_seconds: _builtins.str = ...,
+        hits: _builtins.int = ...,
+        misses: _builtins.int = ...,
+        tokens_saved: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        stored_bytes: _builtins.int = ...,
+        puts_stored: _builtins.int = ...,
+        puts_refused: _builtins.int = ...,
+        puts_refused_by_reason: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        evictions: _builtins.int = ...,
+        evicted_bytes: _builtins.int = ...,
+        evictions_by_cause: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        ssd_read_bytes: _builtins.int = ...,
+        ssd_written_bytes: _builtins.int = ...,
+        gap_seconds: _builtins.int = ...,
+        late_seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dram_byte_seconds", b"dram_byte_seconds", "end_time", b"end_time", "evicted_bytes", b"evicted_bytes", "evictions", b"evictions", "evictions_by_cause", b"evictions_by_cause", "gap_seconds", b"gap_seconds", "hits", b"hits", "is_open", b"is_open", "late_seconds", b"late_seconds", "misses", b"misses", "namespace_id", b"namespace_id", "puts_refused", b"puts_refused", "puts_refused_by_reason", b"puts_refused_by_reason", "puts_stored", b"puts_stored", "read_bytes", b"read_bytes", "ssd_byte_seconds", b"ssd_byte_seconds", "ssd_read_bytes", b"ssd_read_bytes", "ssd_written_bytes", b"ssd_written_bytes", "start_time", b"start_time", "stored_bytes", b"stored_bytes", "tenant", b"tenant", "tenant_uid", b"tenant_uid", "tokens_saved", b"tokens_saved"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UsageRecord: _TypeAlias = UsageRecord  # noqa: Y015
+
+@_typing.final
+class ListUsageRecordsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Granularity:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _GranularityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ListUsageRecordsRequest._Granularity.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        GRANULARITY_UNSPECIFIED: ListUsageRecordsRequest._Granularity.ValueType  # 0
+        """As HOUR."""
+        GRANULARITY_HOUR: ListUsageRecordsRequest._Granularity.ValueType  # 1
+        GRANULARITY_DAY: ListUsageRecordsRequest._Granularity.ValueType  # 2
+
+    class Granularity(_Granularity, metaclass=_GranularityEnumTypeWrapper): ...
+    GRANULARITY_UNSPECIFIED: ListUsageRecordsRequest.Granularity.ValueType  # 0
+    """As HOUR."""
+    GRANULARITY_HOUR: ListUsageRecordsRequest.Granularity.ValueType  # 1
+    GRANULARITY_DAY: ListUsageRecordsRequest.Granularity.ValueType  # 2
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    GRANULARITY_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    BY_NAMESPACE_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """tenants/{tenant}"""
+    page_size: _builtins.int
+    page_token: _builtins.str
+    granularity: Global___ListUsageRecordsRequest.Granularity.ValueType
+    by_namespace: _builtins.bool
+    """Records of its namespaces instead of those of the tenant as a whole."""
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """Records that start at start_time or later and before end_time, both rounded down to the granularity; not set: from
+        the first one, to the last one.
+        """
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        granularity: Global___ListUsageRecordsRequest.Granularity.ValueType = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+        by_namespace: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_namespace", b"by_namespace", "end_time", b"end_time", "granularity", b"granularity", "page_size", b"page_size", "page_token", b"page_token", "parent", b"parent", "start_time", b"start_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListUsageRecordsRequest: _TypeAlias = ListUsageRecordsRequest  # noqa: Y015
+
+@_typing.final
+class ListUsageRecordsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USAGE_RECORDS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def usage_records(self) -> _containers.RepeatedCompositeFieldContainer[Global___UsageRecord]: ...
+    def __init__(
+        self,
+        *,
+        usage_records: _abc.Iterable[Global___UsageRecord] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "usage_records", b"usage_records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListUsageRecordsResponse: _TypeAlias = ListUsageRecordsResponse  # noqa: Y015
+
+@_typing.final
+class ExportUsageRecordsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRANULARITY_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    BY_NAMESPACE_FIELD_NUMBER: _builtins.int
+    CLOSED_ONLY_FIELD_NUMBER: _builtins.int
+    granularity: Global___ListUsageRecordsRequest.Granularity.ValueType
+    """As in ListUsageRecordsRequest."""
+    by_namespace: _builtins.bool
+    closed_only: _builtins.bool
+    """Leave out what may still grow."""
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        granularity: Global___ListUsageRecordsRequest.Granularity.ValueType = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+        by_namespace: _builtins.bool = ...,
+        closed_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_namespace", b"by_namespace", "closed_only", b"closed_only", "end_time", b"end_time", "granularity", b"granularity", "start_time", b"start_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportUsageRecordsRequest: _TypeAlias = ExportUsageRecordsRequest  # noqa: Y015
+
+@_typing.final
+class ExportUsageRecordsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USAGE_RECORDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def usage_records(self) -> _containers.RepeatedCompositeFieldContainer[Global___UsageRecord]:
+        """Some hundreds at a time."""
+
+    def __init__(
+        self,
+        *,
+        usage_records: _abc.Iterable[Global___UsageRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["usage_records", b"usage_records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportUsageRecordsResponse: _TypeAlias = ExportUsageRecordsResponse  # noqa: Y015
+
+@_typing.final
 class Node(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -40,6 +40,21 @@ class UsageServiceStub(object):
                 request_serializer=saltern_dot_admin_dot_v1_dot_usage__pb2.GetUsageRequest.SerializeToString,
                 response_deserializer=saltern_dot_admin_dot_v1_dot_usage__pb2.Usage.FromString,
                 _registered_method=True)
+        self.ListUsages = channel.unary_unary(
+                '/saltern.admin.v1.UsageService/ListUsages',
+                request_serializer=saltern_dot_admin_dot_v1_dot_usage__pb2.ListUsagesRequest.SerializeToString,
+                response_deserializer=saltern_dot_admin_dot_v1_dot_usage__pb2.ListUsagesResponse.FromString,
+                _registered_method=True)
+        self.ListUsageRecords = channel.unary_unary(
+                '/saltern.admin.v1.UsageService/ListUsageRecords',
+                request_serializer=saltern_dot_admin_dot_v1_dot_usage__pb2.ListUsageRecordsRequest.SerializeToString,
+                response_deserializer=saltern_dot_admin_dot_v1_dot_usage__pb2.ListUsageRecordsResponse.FromString,
+                _registered_method=True)
+        self.ExportUsageRecords = channel.unary_stream(
+                '/saltern.admin.v1.UsageService/ExportUsageRecords',
+                request_serializer=saltern_dot_admin_dot_v1_dot_usage__pb2.ExportUsageRecordsRequest.SerializeToString,
+                response_deserializer=saltern_dot_admin_dot_v1_dot_usage__pb2.ExportUsageRecordsResponse.FromString,
+                _registered_method=True)
         self.ListNodes = channel.unary_unary(
                 '/saltern.admin.v1.UsageService/ListNodes',
                 request_serializer=saltern_dot_admin_dot_v1_dot_usage__pb2.ListNodesRequest.SerializeToString,
@@ -53,6 +68,27 @@ class UsageServiceServicer(object):
 
     def GetUsage(self, request, context):
         """Members of the tenant and platform-admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListUsages(self, request, context):
+        """Of every tenant, by id. platform-admin only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListUsageRecords(self, request, context):
+        """What one tenant used in each hour or day, oldest first. Members of the tenant and platform-admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportUsageRecords(self, request, context):
+        """The same of every tenant, for billing: by time, then by tenant. platform-admin only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,6 +108,21 @@ def add_UsageServiceServicer_to_server(servicer, server):
                     servicer.GetUsage,
                     request_deserializer=saltern_dot_admin_dot_v1_dot_usage__pb2.GetUsageRequest.FromString,
                     response_serializer=saltern_dot_admin_dot_v1_dot_usage__pb2.Usage.SerializeToString,
+            ),
+            'ListUsages': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListUsages,
+                    request_deserializer=saltern_dot_admin_dot_v1_dot_usage__pb2.ListUsagesRequest.FromString,
+                    response_serializer=saltern_dot_admin_dot_v1_dot_usage__pb2.ListUsagesResponse.SerializeToString,
+            ),
+            'ListUsageRecords': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListUsageRecords,
+                    request_deserializer=saltern_dot_admin_dot_v1_dot_usage__pb2.ListUsageRecordsRequest.FromString,
+                    response_serializer=saltern_dot_admin_dot_v1_dot_usage__pb2.ListUsageRecordsResponse.SerializeToString,
+            ),
+            'ExportUsageRecords': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportUsageRecords,
+                    request_deserializer=saltern_dot_admin_dot_v1_dot_usage__pb2.ExportUsageRecordsRequest.FromString,
+                    response_serializer=saltern_dot_admin_dot_v1_dot_usage__pb2.ExportUsageRecordsResponse.SerializeToString,
             ),
             'ListNodes': grpc.unary_unary_rpc_method_handler(
                     servicer.ListNodes,
@@ -107,6 +158,87 @@ class UsageService(object):
             '/saltern.admin.v1.UsageService/GetUsage',
             saltern_dot_admin_dot_v1_dot_usage__pb2.GetUsageRequest.SerializeToString,
             saltern_dot_admin_dot_v1_dot_usage__pb2.Usage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListUsages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/saltern.admin.v1.UsageService/ListUsages',
+            saltern_dot_admin_dot_v1_dot_usage__pb2.ListUsagesRequest.SerializeToString,
+            saltern_dot_admin_dot_v1_dot_usage__pb2.ListUsagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListUsageRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/saltern.admin.v1.UsageService/ListUsageRecords',
+            saltern_dot_admin_dot_v1_dot_usage__pb2.ListUsageRecordsRequest.SerializeToString,
+            saltern_dot_admin_dot_v1_dot_usage__pb2.ListUsageRecordsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportUsageRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/saltern.admin.v1.UsageService/ExportUsageRecords',
+            saltern_dot_admin_dot_v1_dot_usage__pb2.ExportUsageRecordsRequest.SerializeToString,
+            saltern_dot_admin_dot_v1_dot_usage__pb2.ExportUsageRecordsResponse.FromString,
             options,
             channel_credentials,
             insecure,

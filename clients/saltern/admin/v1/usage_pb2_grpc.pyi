@@ -35,6 +35,12 @@ class UsageServiceStub:
     def __new__(cls, channel: _aio.Channel) -> UsageServiceAsyncStub: ...
     GetUsage: _grpc.UnaryUnaryMultiCallable[_usage_pb2.GetUsageRequest, _usage_pb2.Usage]
     """Members of the tenant and platform-admin."""
+    ListUsages: _grpc.UnaryUnaryMultiCallable[_usage_pb2.ListUsagesRequest, _usage_pb2.ListUsagesResponse]
+    """Of every tenant, by id. platform-admin only."""
+    ListUsageRecords: _grpc.UnaryUnaryMultiCallable[_usage_pb2.ListUsageRecordsRequest, _usage_pb2.ListUsageRecordsResponse]
+    """What one tenant used in each hour or day, oldest first. Members of the tenant and platform-admin."""
+    ExportUsageRecords: _grpc.UnaryStreamMultiCallable[_usage_pb2.ExportUsageRecordsRequest, _usage_pb2.ExportUsageRecordsResponse]
+    """The same of every tenant, for billing: by time, then by tenant. platform-admin only."""
     ListNodes: _grpc.UnaryUnaryMultiCallable[_usage_pb2.ListNodesRequest, _usage_pb2.ListNodesResponse]
     """platform-admin only."""
 
@@ -45,6 +51,12 @@ class UsageServiceAsyncStub(UsageServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetUsage: _aio.UnaryUnaryMultiCallable[_usage_pb2.GetUsageRequest, _usage_pb2.Usage]  # type: ignore[assignment]
     """Members of the tenant and platform-admin."""
+    ListUsages: _aio.UnaryUnaryMultiCallable[_usage_pb2.ListUsagesRequest, _usage_pb2.ListUsagesResponse]  # type: ignore[assignment]
+    """Of every tenant, by id. platform-admin only."""
+    ListUsageRecords: _aio.UnaryUnaryMultiCallable[_usage_pb2.ListUsageRecordsRequest, _usage_pb2.ListUsageRecordsResponse]  # type: ignore[assignment]
+    """What one tenant used in each hour or day, oldest first. Members of the tenant and platform-admin."""
+    ExportUsageRecords: _aio.UnaryStreamMultiCallable[_usage_pb2.ExportUsageRecordsRequest, _usage_pb2.ExportUsageRecordsResponse]  # type: ignore[assignment]
+    """The same of every tenant, for billing: by time, then by tenant. platform-admin only."""
     ListNodes: _aio.UnaryUnaryMultiCallable[_usage_pb2.ListNodesRequest, _usage_pb2.ListNodesResponse]  # type: ignore[assignment]
     """platform-admin only."""
 
@@ -58,6 +70,30 @@ class UsageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_usage_pb2.Usage, _abc.Awaitable[_usage_pb2.Usage]]:
         """Members of the tenant and platform-admin."""
+
+    @_abc_1.abstractmethod
+    def ListUsages(
+        self,
+        request: _usage_pb2.ListUsagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_usage_pb2.ListUsagesResponse, _abc.Awaitable[_usage_pb2.ListUsagesResponse]]:
+        """Of every tenant, by id. platform-admin only."""
+
+    @_abc_1.abstractmethod
+    def ListUsageRecords(
+        self,
+        request: _usage_pb2.ListUsageRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_usage_pb2.ListUsageRecordsResponse, _abc.Awaitable[_usage_pb2.ListUsageRecordsResponse]]:
+        """What one tenant used in each hour or day, oldest first. Members of the tenant and platform-admin."""
+
+    @_abc_1.abstractmethod
+    def ExportUsageRecords(
+        self,
+        request: _usage_pb2.ExportUsageRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_usage_pb2.ExportUsageRecordsResponse], _abc.AsyncIterator[_usage_pb2.ExportUsageRecordsResponse]]:
+        """The same of every tenant, for billing: by time, then by tenant. platform-admin only."""
 
     @_abc_1.abstractmethod
     def ListNodes(

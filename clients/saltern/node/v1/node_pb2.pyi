@@ -288,8 +288,11 @@ class TenantPolicy(_message.Message):
     MIN_ISSUE_TIME_FIELD_NUMBER: _builtins.int
     RATES_FIELD_NUMBER: _builtins.int
     REVOCATIONS_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     state: _tenants_pb2.Tenant.State.ValueType
+    uid: _builtins.str
+    """Distinguishes a tenant from a deleted one of the same name."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[_quotas_pb2.TierQuota]:
         """This node's share of the tenant's quota."""
@@ -318,10 +321,11 @@ class TenantPolicy(_message.Message):
         min_issue_time: _timestamp_pb2.Timestamp | None = ...,
         rates: _quotas_pb2.RateLimits | None = ...,
         revocations: _abc.Iterable[Global___TokenRevocation] | None = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["min_issue_time", b"min_issue_time", "rates", b"rates"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_issue_time", b"min_issue_time", "namespaces", b"namespaces", "rates", b"rates", "revocations", b"revocations", "state", b"state", "tenant_id", b"tenant_id", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_issue_time", b"min_issue_time", "namespaces", b"namespaces", "rates", b"rates", "revocations", b"revocations", "state", b"state", "tenant_id", b"tenant_id", "tiers", b"tiers", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -361,10 +365,13 @@ class NamespacePolicy(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     TIER_LIMITS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     namespace_id: _builtins.str
     uid: _builtins.str
     """Distinguishes a namespace from a deleted one of the same name."""
     block_bytes: _builtins.int
+    block_tokens: _builtins.int
+    """Tokens in one block: what a hit saves."""
     @_builtins.property
     def epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Epochs that may be read; the last one may be written."""
@@ -386,10 +393,11 @@ class NamespacePolicy(_message.Message):
         epochs: _abc.Iterable[_builtins.int] | None = ...,
         tier_limits: _abc.Iterable[Global___TierLimit] | None = ...,
         groups: _abc.Iterable[Global___GroupPolicy] | None = ...,
+        block_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "epochs", b"epochs", "groups", b"groups", "namespace_id", b"namespace_id", "tier_limits", b"tier_limits", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_tokens", b"block_tokens", "epochs", b"epochs", "groups", b"groups", "namespace_id", b"namespace_id", "tier_limits", b"tier_limits", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -580,6 +588,8 @@ class TenantUsage(_message.Message):
     SSD_FIELD_NUMBER: _builtins.int
     DEMOTIONS_DROPPED_BY_REASON_FIELD_NUMBER: _builtins.int
     NAMESPACES_FIELD_NUMBER: _builtins.int
+    TENANT_UID_FIELD_NUMBER: _builtins.int
+    HIT_TOKENS_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     get_hits: _builtins.int
     get_misses: _builtins.int
@@ -592,6 +602,10 @@ class TenantUsage(_message.Message):
     taken_entries: _builtins.int
     """What this tenant's puts displaced of other tenants."""
     taken_bytes: _builtins.int
+    tenant_uid: _builtins.str
+    """As in TenantPolicy: whose counters these are. They begin at 0 for a new tenant of an earlier one's name."""
+    hit_tokens: _builtins.int
+    """Tokens of the hits: each counts the block tokens of its namespace."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantTierUsage]: ...
     @_builtins.property
@@ -639,10 +653,12 @@ class TenantUsage(_message.Message):
         ssd: _usage_pb2.SsdActivity | None = ...,
         demotions_dropped_by_reason: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         namespaces: _abc.Iterable[Global___NamespaceUsage] | None = ...,
+        tenant_uid: _builtins.str = ...,
+        hit_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ssd", b"ssd"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["demotions_dropped_by_reason", b"demotions_dropped_by_reason", "evicted_bytes", b"evicted_bytes", "evicted_bytes_by_cause", b"evicted_bytes_by_cause", "evictions", b"evictions", "evictions_by_cause", b"evictions_by_cause", "get_bytes", b"get_bytes", "get_hits", b"get_hits", "get_misses", b"get_misses", "namespaces", b"namespaces", "put_bytes", b"put_bytes", "puts_refused", b"puts_refused", "puts_stored", b"puts_stored", "refused_by_reason", b"refused_by_reason", "ssd", b"ssd", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "tenant_id", b"tenant_id", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["demotions_dropped_by_reason", b"demotions_dropped_by_reason", "evicted_bytes", b"evicted_bytes", "evicted_bytes_by_cause", b"evicted_bytes_by_cause", "evictions", b"evictions", "evictions_by_cause", b"evictions_by_cause", "get_bytes", b"get_bytes", "get_hits", b"get_hits", "get_misses", b"get_misses", "hit_tokens", b"hit_tokens", "namespaces", b"namespaces", "put_bytes", b"put_bytes", "puts_refused", b"puts_refused", "puts_stored", b"puts_stored", "refused_by_reason", b"refused_by_reason", "ssd", b"ssd", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "tenant_id", b"tenant_id", "tenant_uid", b"tenant_uid", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -659,11 +675,13 @@ class NamespaceUsage(_message.Message):
     TIERS_FIELD_NUMBER: _builtins.int
     GET_HITS_FIELD_NUMBER: _builtins.int
     GET_MISSES_FIELD_NUMBER: _builtins.int
+    HIT_TOKENS_FIELD_NUMBER: _builtins.int
     namespace_id: _builtins.str
     uid: _builtins.str
     """Distinguishes a namespace from a deleted one of the same name."""
     get_hits: _builtins.int
     get_misses: _builtins.int
+    hit_tokens: _builtins.int
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamespaceTierUsage]: ...
     def __init__(
@@ -674,10 +692,11 @@ class NamespaceUsage(_message.Message):
         tiers: _abc.Iterable[Global___NamespaceTierUsage] | None = ...,
         get_hits: _builtins.int = ...,
         get_misses: _builtins.int = ...,
+        hit_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["get_hits", b"get_hits", "get_misses", b"get_misses", "namespace_id", b"namespace_id", "tiers", b"tiers", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["get_hits", b"get_hits", "get_misses", b"get_misses", "hit_tokens", b"hit_tokens", "namespace_id", b"namespace_id", "tiers", b"tiers", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -756,11 +775,21 @@ class ReportUsageRequest(_message.Message):
     APPLIED_VERSION_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
     SETTLED_VERSION_FIELD_NUMBER: _builtins.int
+    COUNTERS_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     fencing_epoch: _builtins.int
     applied_version: _builtins.int
     settled_version: _builtins.int
     """As in StreamPolicyRequest."""
+    counters_id: _builtins.str
+    """Made at random by each process. All counters of a process begin at 0, and only grow as long as it is the same; a
+    registration does not change it.
+    """
+    sequence: _builtins.int
+    """Grows with every report of the same counters, so that a late one is known to be late. 0: the node does not say, and
+    is not metered.
+    """
     @_builtins.property
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantUsage]: ...
     def __init__(
@@ -771,10 +800,12 @@ class ReportUsageRequest(_message.Message):
         applied_version: _builtins.int = ...,
         tenants: _abc.Iterable[Global___TenantUsage] | None = ...,
         settled_version: _builtins.int = ...,
+        counters_id: _builtins.str = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_version", b"applied_version", "fencing_epoch", b"fencing_epoch", "node_id", b"node_id", "settled_version", b"settled_version", "tenants", b"tenants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_version", b"applied_version", "counters_id", b"counters_id", "fencing_epoch", b"fencing_epoch", "node_id", b"node_id", "sequence", b"sequence", "settled_version", b"settled_version", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
