@@ -26,6 +26,8 @@ _GRANTS: dict[str, str] = {
     "policy_state": "SELECT, UPDATE",
     "audit_events": "SELECT, INSERT",  # append-only (I11)
     "audit_checkpoint_keys": "SELECT, INSERT, UPDATE",  # what a key signed is verified for ever
+    "key_encryption_keys": "SELECT, INSERT, UPDATE",  # a key that was retired must never be forgotten
+    "key_encryption_key_holders": _READ_WRITE,
     "alembic_version": "SELECT",
 }
 

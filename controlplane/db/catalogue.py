@@ -21,6 +21,8 @@ TABLES_OF_NO_TENANT: Final[Mapping[str, str]] = {
     "alembic_version": "the revision of the schema",
     "audit_checkpoint_keys": "the deployment's keys that sign checkpoints of all chains",
     "bootstrap": "the hash of the deployment's one-time token",
+    "key_encryption_key_holders": "running control planes, and which keys they hold",
+    "key_encryption_keys": "the deployment's keys that secrets of all tenants are wrapped under",
     "nodes": "the platform's cache nodes, which serve every tenant",
     "policy_state": "the version of the policy of all tenants",
     "signing_keys": "the deployment's keys that sign tokens",

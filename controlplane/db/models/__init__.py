@@ -5,7 +5,7 @@
     tenants 1──n namespaces            nodes 1──n node_usage, node_tier_usage n──1 tenants
             1──n tier_quotas           audit_events, request_log   (keyed by names: they outlive what they name)
             1──n quota_leases n──1 nodes
-            1──1 salt_policies         signing_keys, audit_checkpoint_keys
+            1──1 salt_policies         signing_keys, audit_checkpoint_keys, key_encryption_keys
             1──0..1 rate_limits
             1──n api_keys (n──0 for    bootstrap, policy_state     (one row each)
                  keys of the platform)
@@ -29,6 +29,7 @@ from controlplane.db.models.base import (
     NodeAdminState,
 )
 from controlplane.db.models.credentials import ApiKey, Bootstrap, SigningKey, TokenRevocation
+from controlplane.db.models.key_encryption import KeyEncryptionKey, KeyEncryptionKeyHolder
 from controlplane.db.models.nodes import Node, QuotaLease
 from controlplane.db.models.policy import PolicyChange, PolicyState
 from controlplane.db.models.salts import SaltPolicy
@@ -45,6 +46,8 @@ __all__ = [
     "Bootstrap",
     "DISPLAY_NAME_MAX_CHARS",
     "HASH_FORMAT_NEWEST",
+    "KeyEncryptionKey",
+    "KeyEncryptionKeyHolder",
     "MODEL_FINGERPRINT_MAX_CHARS",
     "Namespace",
     "Node",

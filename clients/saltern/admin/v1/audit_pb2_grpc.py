@@ -51,6 +51,11 @@ class AuditServiceStub(object):
                 request_serializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ListCheckpointKeysRequest.SerializeToString,
                 response_deserializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ListCheckpointKeysResponse.FromString,
                 _registered_method=True)
+        self.RotateCheckpointKey = channel.unary_unary(
+                '/saltern.admin.v1.AuditService/RotateCheckpointKey',
+                request_serializer=saltern_dot_admin_dot_v1_dot_audit__pb2.RotateCheckpointKeyRequest.SerializeToString,
+                response_deserializer=saltern_dot_admin_dot_v1_dot_audit__pb2.CheckpointKey.FromString,
+                _registered_method=True)
 
 
 class AuditServiceServicer(object):
@@ -79,6 +84,13 @@ class AuditServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RotateCheckpointKey(self, request, context):
+        """Makes a new key sign checkpoints from now on (platform-admin). What the old one has signed stays good.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AuditServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +108,11 @@ def add_AuditServiceServicer_to_server(servicer, server):
                     servicer.ListCheckpointKeys,
                     request_deserializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ListCheckpointKeysRequest.FromString,
                     response_serializer=saltern_dot_admin_dot_v1_dot_audit__pb2.ListCheckpointKeysResponse.SerializeToString,
+            ),
+            'RotateCheckpointKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateCheckpointKey,
+                    request_deserializer=saltern_dot_admin_dot_v1_dot_audit__pb2.RotateCheckpointKeyRequest.FromString,
+                    response_serializer=saltern_dot_admin_dot_v1_dot_audit__pb2.CheckpointKey.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -181,6 +198,33 @@ class AuditService(object):
             '/saltern.admin.v1.AuditService/ListCheckpointKeys',
             saltern_dot_admin_dot_v1_dot_audit__pb2.ListCheckpointKeysRequest.SerializeToString,
             saltern_dot_admin_dot_v1_dot_audit__pb2.ListCheckpointKeysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateCheckpointKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/saltern.admin.v1.AuditService/RotateCheckpointKey',
+            saltern_dot_admin_dot_v1_dot_audit__pb2.RotateCheckpointKeyRequest.SerializeToString,
+            saltern_dot_admin_dot_v1_dot_audit__pb2.CheckpointKey.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class AuditServiceStub:
     """A stretch of a chain without gaps, oldest first, up to the event that is the last one when the call begins."""
     ListCheckpointKeys: _grpc.UnaryUnaryMultiCallable[_audit_pb2.ListCheckpointKeysRequest, _audit_pb2.ListCheckpointKeysResponse]
     """The keys that verify checkpoints of the chains, oldest first, retired ones too."""
+    RotateCheckpointKey: _grpc.UnaryUnaryMultiCallable[_audit_pb2.RotateCheckpointKeyRequest, _audit_pb2.CheckpointKey]
+    """Makes a new key sign checkpoints from now on (platform-admin). What the old one has signed stays good."""
 
 @_typing.type_check_only
 class AuditServiceAsyncStub(AuditServiceStub):
@@ -55,6 +57,8 @@ class AuditServiceAsyncStub(AuditServiceStub):
     """A stretch of a chain without gaps, oldest first, up to the event that is the last one when the call begins."""
     ListCheckpointKeys: _aio.UnaryUnaryMultiCallable[_audit_pb2.ListCheckpointKeysRequest, _audit_pb2.ListCheckpointKeysResponse]  # type: ignore[assignment]
     """The keys that verify checkpoints of the chains, oldest first, retired ones too."""
+    RotateCheckpointKey: _aio.UnaryUnaryMultiCallable[_audit_pb2.RotateCheckpointKeyRequest, _audit_pb2.CheckpointKey]  # type: ignore[assignment]
+    """Makes a new key sign checkpoints from now on (platform-admin). What the old one has signed stays good."""
 
 class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
     """The audit trail: one hash chain for each tenant and one for the platform. Every administrative act, and every
@@ -84,5 +88,13 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_audit_pb2.ListCheckpointKeysResponse, _abc.Awaitable[_audit_pb2.ListCheckpointKeysResponse]]:
         """The keys that verify checkpoints of the chains, oldest first, retired ones too."""
+
+    @_abc_1.abstractmethod
+    def RotateCheckpointKey(
+        self,
+        request: _audit_pb2.RotateCheckpointKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_audit_pb2.CheckpointKey, _abc.Awaitable[_audit_pb2.CheckpointKey]]:
+        """Makes a new key sign checkpoints from now on (platform-admin). What the old one has signed stays good."""
 
 def add_AuditServiceServicer_to_server(servicer: AuditServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
