@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import resource
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
@@ -137,21 +137,31 @@ class Node:
     def session_count(self) -> int:
         return len(self._sessions)
 
-    def apply(self, policy: NodePolicy, key_set: KeySet) -> PolicyApplied:
+    @property
+    def policy(self) -> NodePolicy:
+        """The policy in force; version 0 without tenants before the first."""
+        return self._core.policy
+
+    def apply(
+        self, policy: NodePolicy, key_set: KeySet, *, touched: Collection[TenantId] | None = None
+    ) -> PolicyApplied:
         """Serve ``policy`` from now on, in open sessions too.
+
+        Args:
+            touched: tenants that may differ from the policy in force, of which it was made; None for all.
 
         Raises:
             FailedPreconditionError: the policy is stale or reserves more than this node has; the old one stays.
         """
         if self._warm is not None:
             self._warm.before_policy()
-        applied = self._state.gate.apply(policy, key_set)
+        applied = self._state.gate.apply(policy, key_set, touched=touched)
         self._state.meters.retain(policy.tenants.keys())
         self._policy_applied_unix_s = self._clock.unix_s()
         self._health.refresh()
         if self._warm is not None:
             self._warm.after_policy()
-        self._state.traffic.apply(policy)
+        self._state.traffic.apply(policy, touched=touched)
         self._state.blocks.after_put()  # what the policy has left to do begins
         _log.info(
             "policy applied",

@@ -17,7 +17,7 @@ I9 (no growth past the lease), I12 (what the policy no longer names is gone at o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from dataplane.core import refusals
@@ -90,17 +90,22 @@ class CacheCore:
         """The snapshot in force; version 0 without tenants before the first."""
         return self._policies.policy
 
-    def apply_policy(self, policy: NodePolicy, now_ns: int) -> PolicyApplied:
+    def apply_policy(
+        self, policy: NodePolicy, now_ns: int, *, touched: Collection[TenantId] | None = None
+    ) -> PolicyApplied:
         """Replace the policy. What it no longer names is unreachable when this returns (I12), and no tenant grows (I4).
 
         Freeing that memory, and evicting down to lower limits, is done in slices: a first one here, then by
         :meth:`work_off`. What is being read or written now follows when its transfer ends.
 
+        Args:
+            touched: tenants that may differ from the policy in force, of which it was made; None for all.
+
         Raises:
             FailedPreconditionError: POLICY_STALE (older than the one in force) or RESERVATIONS_ABOVE_CAPACITY (I5);
                 the policy in force stays.
         """
-        return self._policies.apply(policy, now_ns)
+        return self._policies.apply(policy, now_ns, touched=touched)
 
     @property
     def has_arrears(self) -> bool:
@@ -348,6 +353,7 @@ class CacheCore:
             BadSnapshotError: it contradicts itself; the core is as empty as before.
         """
         self._pool.digest = digest
+        self._policies.recheck_limits()
         return adopt_snapshot(self._pool, self.policy, self._eviction, snapshot, now_ns)
 
     # ---- what is there

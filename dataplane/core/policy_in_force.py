@@ -7,6 +7,7 @@ unreachable when it is applied).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from dataplane.core.admission import check_partition
@@ -26,6 +27,10 @@ from tenants.policy import NodePolicy, TenantPolicy, TenantState
 from tenants.quota import Tier, TierQuota, check_reservations
 
 _NO_QUOTA: Final = TierQuota(reserved_bytes=0, limit_bytes=0)
+
+
+def _reserved_bytes(rules: TenantPolicy | None, tier: Tier) -> int:
+    return 0 if rules is None else rules.tiers.get(tier, _NO_QUOTA).reserved_bytes
 
 
 class PolicyInForce:
@@ -59,6 +64,10 @@ class PolicyInForce:
         self.stops_ns = NEVER_NS
         self.is_frozen = False
         self._settled_version = 0
+        #: Sums over the policy in force.
+        self._reserved_bytes = dict.fromkeys(Tier, 0)
+        #: Tenants that may be above their limits; None for any. Only a policy puts somebody there.
+        self._above: set[TenantCache] | None = None
 
     def renew(self, lease: Lease, now_ns: int) -> None:
         """Go by ``lease`` from now on: limits are those of the policy again, or frozen where it does not hold."""
@@ -75,8 +84,12 @@ class PolicyInForce:
     def settled_version(self) -> int:
         """The newest policy that was in force with no tenant above its limits, on either tier (I4)."""
         if self._settled_version != self.policy.version:
-            dram = all(owner.budget.used_bytes <= owner.budget.limit_bytes for owner in self._pool.tenants.values())
-            if dram and (self._ssd is None or self._ssd.is_within_limits):
+            self._above = {
+                owner
+                for owner in (self._pool.tenants.values() if self._above is None else self._above)
+                if owner.budget.used_bytes > owner.budget.limit_bytes
+            }
+            if not self._above and (self._ssd is None or self._ssd.is_within_limits):
                 self._settled_version = self.policy.version
         return self._settled_version
 
@@ -90,6 +103,7 @@ class PolicyInForce:
 
     def _set_quotas(self) -> None:
         """Limits of the policy, or of what is there, without a word about namespaces."""
+        self._above = None
         for tenant, rules in self.policy.tenants.items():
             owner = self._pool.tenants[tenant]
             self._set_quota(owner, rules.tiers.get(Tier.DRAM, _NO_QUOTA))
@@ -107,11 +121,19 @@ class PolicyInForce:
         else:
             owner.set_quota(quota, self._soft_mark_percent)
 
-    def apply(self, policy: NodePolicy, now_ns: int) -> PolicyApplied:
+    def recheck_limits(self) -> None:
+        """Entries came from elsewhere than a put: anybody may be above a limit."""
+        self._above = None
+
+    def apply(self, policy: NodePolicy, now_ns: int, *, touched: Collection[TenantId] | None = None) -> PolicyApplied:
         """Replace the policy. What it no longer names is unreachable when this returns (I12).
 
         Tenants whose rules are the same object or equal cost no more than the comparison. Of what follows for memory,
         the first ``slice_bytes`` of work are done here, the rest by :func:`dataplane.core.reaping.work_off`.
+
+        Args:
+            touched: tenants that may differ from the policy in force; of the others the rules are the same objects,
+                and they cost nothing. None for all.
 
         Raises:
             FailedPreconditionError: POLICY_STALE (older than the one in force) or RESERVATIONS_ABOVE_CAPACITY (I5);
@@ -124,34 +146,39 @@ class PolicyInForce:
                 hint="push the newest policy",
             )
         pool = self._pool
-        quotas = {tenant: rules.tiers.get(Tier.DRAM, _NO_QUOTA) for tenant, rules in policy.tenants.items()}
-        reserved_bytes = [quota.reserved_bytes for quota in quotas.values()]
-        check_reservations(reserved_bytes, pool.extents.capacity_bytes, Tier.DRAM)
+        reserved_bytes = self._reserved_under(policy, touched)
+        check_reservations((reserved_bytes[Tier.DRAM],), pool.extents.capacity_bytes, Tier.DRAM)
         if self._ssd is not None:
-            self._ssd.check_policy(policy)
+            check_reservations((reserved_bytes[Tier.SSD],), self._ssd.capacity_bytes, Tier.SSD)
         pool.advance(now_ns)
         before, self.policy = self.policy.tenants, policy
-        pool.held.set_reserved(sum(reserved_bytes))
+        self._reserved_bytes = reserved_bytes
+        pool.held.set_reserved(reserved_bytes[Tier.DRAM])
         if self._ssd is not None:
-            self._ssd.apply_policy(policy)
+            self._ssd.apply_policy(policy, touched)
+        if touched is None:
+            touched = dict.fromkeys((*pool.tenants, *policy.tenants))
 
         purged_entries = 0
-        for gone in [owner for tenant, owner in pool.tenants.items() if tenant not in policy.tenants]:
+        absent = [tenant for tenant in touched if tenant not in policy.tenants]
+        for gone in [pool.tenants[tenant] for tenant in absent if tenant in pool.tenants]:
             gone.in_policy = False
             gone.set_quota(_NO_QUOTA)
             purged_entries += sum(pool.purge(index) for index in list(gone.partitions.values()))
             pool.above_limit.pop(gone, None)
             pool.changed(gone)
             pool.forget_if_empty(gone)
-        for tenant, rules in policy.tenants.items():
-            known = before.get(tenant)
-            if known is rules or known == rules:
+            self._suspect(gone)
+        for tenant in touched:
+            rules, known = policy.tenants.get(tenant), before.get(tenant)
+            if rules is None or known is rules or known == rules:
                 continue
             owner = pool.tenants.get(tenant)
             if owner is None:
                 owner = pool.tenants[tenant] = self._new_tenant(tenant)
             owner.in_policy = True
-            self._set_quota(owner, quotas[tenant])
+            self._set_quota(owner, rules.tiers.get(Tier.DRAM, _NO_QUOTA))
+            self._suspect(owner)
             purged_entries += self._apply_namespaces(owner, rules)
             if owner.budget.used_bytes > owner.budget.limit_bytes:
                 pool.above_limit[owner] = None
@@ -163,6 +190,24 @@ class PolicyInForce:
             self._set_quotas()
         self._follow_lease(now_ns)  # the version decides whether the lease holds
         return PolicyApplied(version=policy.version, purged_entries=purged_entries, evicted_entries=evicted_entries)
+
+    def _reserved_under(self, policy: NodePolicy, touched: Collection[TenantId] | None) -> dict[Tier, int]:
+        """What ``policy`` reserves on each tier: counted anew, or from where those it touches were before."""
+        if touched is None:
+            return {tier: sum(_reserved_bytes(rules, tier) for rules in policy.tenants.values()) for tier in Tier}
+        before = self.policy.tenants
+        return {
+            tier: reserved_bytes
+            + sum(
+                _reserved_bytes(policy.tenants.get(tenant), tier) - _reserved_bytes(before.get(tenant), tier)
+                for tenant in touched
+            )
+            for tier, reserved_bytes in self._reserved_bytes.items()
+        }
+
+    def _suspect(self, owner: TenantCache) -> None:
+        if self._above is not None:
+            self._above.add(owner)
 
     def open_index(self, partition: Partition) -> PartitionIndex | None:
         """First use of a partition that the policy opens; None if it does not."""

@@ -67,6 +67,8 @@ class SegmentLog:
         #: Bytes in the folder that no tenant can use: files of another version, or under another node's key.
         self.unusable_bytes = 0
         self.tenants: Final[dict[TenantId, TenantSsd]] = {}
+        #: Tenants that may have more than their limits allow; None for any.
+        self._above: set[TenantSsd] | None = None
         self.actions: Final[deque[SsdAction]] = deque()
         self.is_writable = True
         self.is_readable = True
@@ -171,6 +173,8 @@ class SegmentLog:
 
     def _charge(self, owner: TenantSsd, change_bytes: int) -> None:
         owner.used_bytes += change_bytes
+        if self._above is not None and owner.used_bytes > owner.quota.limit_bytes:
+            self._above.add(owner)
         self.used_bytes += change_bytes
 
     def _admit(

@@ -17,7 +17,7 @@ are destroyed before files).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from dataplane.core.lease import without_growth
 from dataplane.core.partition import Partition
@@ -38,6 +38,7 @@ from dataplane.core.ssd_books import (
     SsdEntry,
     SsdPartition,
     SsdRead,
+    TenantSsd,
 )
 from dataplane.core.ssd_log import SegmentLog
 from dataplane.core.usage import DropReason, SsdUsage
@@ -45,7 +46,7 @@ from saltern.errors import InternalError
 from saltern.keys import BlockKey
 from saltern.names import TenantId
 from tenants.policy import NodePolicy
-from tenants.quota import Tier, check_reservations
+from tenants.quota import Tier
 
 
 class SsdTier(SegmentLog):
@@ -53,21 +54,28 @@ class SsdTier(SegmentLog):
 
     # ---- policy
 
-    def check_policy(self, policy: NodePolicy) -> None:
-        """Raises FailedPreconditionError (RESERVATIONS_ABOVE_CAPACITY) if its SSD reservations do not fit (I5)."""
-        quotas = (rules.tiers.get(Tier.SSD, NO_QUOTA) for rules in policy.tenants.values())
-        check_reservations((quota.reserved_bytes for quota in quotas), self.capacity_bytes, Tier.SSD)
+    def apply_policy(self, policy: NodePolicy, touched: Collection[TenantId] | None = None) -> None:
+        """Follow a policy whose reservations fit: what it does not name is unreachable, its key destroyed first (I12).
 
-    def apply_policy(self, policy: NodePolicy) -> None:
-        """Follow a policy that was checked: what it does not name is unreachable and its key destroyed first (I12)."""
-        for tenant, owner in list(self.tenants.items()):
-            if tenant not in policy.tenants:
+        Args:
+            touched: tenants whose rules may have changed; None for all.
+        """
+        if touched is None:
+            touched = dict.fromkeys((*self.tenants, *policy.tenants))
+        for tenant in [tenant for tenant in touched if tenant not in policy.tenants]:
+            owner = self.tenants.get(tenant)
+            if owner is not None:
                 owner.in_policy, owner.quota = False, NO_QUOTA
                 for partition in list(owner.partitions.values()):
                     self._destroy(partition)
                 self._forget_if_empty(owner)
-        for tenant, rules in policy.tenants.items():
+                self._suspect(owner)
+        for tenant in touched:
+            rules = policy.tenants.get(tenant)
+            if rules is None:
+                continue
             owner = self._owner(tenant)
+            self._suspect(owner)
             owner.in_policy = True
             owner.quota = rules.tiers.get(Tier.SSD, NO_QUOTA)
             # A second's worth at once; what was taken in advance is still owed under the new rate.
@@ -81,6 +89,7 @@ class SsdTier(SegmentLog):
 
     def set_quotas(self, policy: NodePolicy, *, is_frozen: bool) -> None:
         """Limits of a policy that was applied; or no more than is there, when the node's lease has run out (I9)."""
+        self._above = None
         for tenant, rules in policy.tenants.items():
             owner, quota = self._owner(tenant), rules.tiers.get(Tier.SSD, NO_QUOTA)
             owner.quota = without_growth(quota, owner.used_bytes) if is_frozen else quota
@@ -88,7 +97,13 @@ class SsdTier(SegmentLog):
     @property
     def is_within_limits(self) -> bool:
         """Whether no tenant has more on the device than its limit; what leaves counts until it has left."""
-        return all(owner.used_bytes <= owner.quota.limit_bytes for owner in self.tenants.values())
+        suspects = self.tenants.values() if self._above is None else self._above
+        self._above = {owner for owner in suspects if owner.used_bytes > owner.quota.limit_bytes}
+        return not self._above
+
+    def _suspect(self, owner: TenantSsd) -> None:
+        if self._above is not None:
+            self._above.add(owner)
 
     # ---- writing
 

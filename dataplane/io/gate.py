@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,7 +18,7 @@ from dataplane.core.partition import Partition
 from dataplane.core.usage import PolicyApplied
 from dataplane.io.clock import Clock
 from saltern.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
-from saltern.names import NamespaceId
+from saltern.names import NamespaceId, TenantId
 from tenants.policy import NodePolicy
 from tenants.roles import PERMISSIONS, Permission, require
 from tenants.tokens import Audience, Claims, KeySet, verify_token
@@ -57,13 +58,18 @@ class Gate:
         """Whether the node has heard what to serve; until then every session is refused (I10)."""
         return self._revision > 0
 
-    def apply(self, policy: NodePolicy, key_set: KeySet) -> PolicyApplied:
+    def apply(
+        self, policy: NodePolicy, key_set: KeySet, *, touched: Collection[TenantId] | None = None
+    ) -> PolicyApplied:
         """Serve ``policy`` from now on, open sessions included.
+
+        Args:
+            touched: tenants that may differ from the policy in force; None for all.
 
         Raises:
             FailedPreconditionError: the core refuses it; what was in force stays.
         """
-        applied = self._core.apply_policy(policy, self._clock.monotonic_ns())
+        applied = self._core.apply_policy(policy, self._clock.monotonic_ns(), touched=touched)
         if key_set != self._key_set:
             # What a key has signed stays verified for as long as it is the same key: a rotation costs no signature.
             self._verified = OrderedDict(

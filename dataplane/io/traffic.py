@@ -11,7 +11,7 @@ the socket's own flow control.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -160,16 +160,21 @@ class Traffic:
             self._apply_to(traffic)
         return traffic
 
-    def apply(self, policy: NodePolicy) -> None:
+    def apply(self, policy: NodePolicy, *, touched: Collection[TenantId] | None = None) -> None:
         """Take over weights, rates and limits of a new policy, for open sessions too.
 
         Sessions of a tenant that is gone keep what they have until they are closed; nothing finds it any more.
+
+        Args:
+            touched: tenants that may differ from the policy before; None for all.
         """
         self._policy = policy
-        for tenant in self._tenants.keys() - policy.tenants.keys():
-            self._apply_to(self._tenants.pop(tenant))
-        for traffic in self:
-            self._apply_to(traffic)
+        for tenant in list(self._tenants) if touched is None else touched:
+            traffic = self._tenants.get(tenant)
+            if traffic is not None:
+                self._apply_to(traffic)
+                if tenant not in policy.tenants:
+                    del self._tenants[tenant]
 
     def wake_transfers(self) -> None:
         """Let in transfers that waited for what others held."""

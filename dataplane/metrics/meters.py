@@ -133,5 +133,5 @@ class Meters:
 
     def retain(self, tenants: Collection[TenantId]) -> None:
         """Forget every tenant but these: call it with each new policy, or the gone would pile up."""
-        for gone in self._by_tenant.keys() - set(tenants):
+        for gone in [tenant for tenant in self._by_tenant if tenant not in tenants]:
             del self._by_tenant[gone]
