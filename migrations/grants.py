@@ -13,6 +13,7 @@ _GRANTS: dict[str, str] = {
     "tier_quotas": _READ_WRITE,
     "rate_limits": _READ_WRITE,
     "salt_policies": _READ_WRITE,
+    "salt_epochs": _READ_WRITE,
     "api_keys": _READ_WRITE,
     "request_log": _READ_WRITE,
     "signing_keys": _READ_WRITE,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
@@ -42,6 +43,45 @@ class SaltScope(StrEnum):
     USER = "user"
     SESSION = "session"
     GROUP = "group"
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """What a salt is narrowed to inside a namespace; empty where it is not.
+
+    No two of them share a salt: one name alone is the ``scope_id`` of its scope, as text; several are framed in a fixed
+    order, each after the scope that it belongs to, as bytes, which ``frame`` never confuses with text (I2).
+    """
+
+    project: str = ""
+    user: str = ""
+    session: str = ""
+
+    def of_scope(self, widest: SaltScope) -> tuple[SaltScope, str | bytes]:
+        """The scope and ``scope_id`` for :func:`derive_salt_key`.
+
+        Args:
+            widest: the scope where nothing is named: TENANT or NAMESPACE; of a narrower one its name must be there.
+        """
+        named = [
+            (scope, name)
+            for scope, name in (
+                (SaltScope.PROJECT, self.project),
+                (SaltScope.USER, self.user),
+                (SaltScope.SESSION, self.session),
+            )
+            if name
+        ]
+        if not named:
+            return widest, ""
+        narrowest, name = named[-1]
+        if len(named) == 1:
+            return narrowest, name
+        return narrowest, frame(*(part for scope, name in named for part in (scope.value, name)))
+
+
+#: A salt of the whole tenant, inside its namespace.
+NOT_NARROWED = Narrowing()
 
 
 def frame(*parts: str | bytes | int) -> bytes:
@@ -77,9 +117,11 @@ def frame(*parts: str | bytes | int) -> bytes:
 
 
 def derive_salt_key(
-    root: RootSecret, *, tenant: TenantId, namespace: NamespaceId, scope: SaltScope, scope_id: str, epoch: int
+    root: RootSecret, *, tenant: TenantId, namespace: NamespaceId, scope: SaltScope, scope_id: str | bytes, epoch: int
 ) -> SaltKey:
     """Derive the salt key of one scope and epoch. ``scope_id`` is empty for the scopes tenant and namespace.
+
+    ``Narrowing.of_scope`` makes the other ones: text for one name, bytes for several.
 
     Raises:
         InvalidArgumentError: the root secret is not 32 bytes.

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import secrets
 from datetime import datetime, timedelta
 from uuid import uuid4
 
@@ -21,12 +20,21 @@ from controlplane.admin.resources import to_tenant
 from controlplane.admin.service import AdminServicer, Change, load_tenant, method
 from controlplane.audit.trail import next_sequence
 from controlplane.caller import Caller, authorise
-from controlplane.db.models import DISPLAY_NAME_MAX_CHARS, AuditEvent, AuditOutcome, SaltPolicy, Tenant, TierQuota
+from controlplane.db.models import (
+    DISPLAY_NAME_MAX_CHARS,
+    AuditEvent,
+    AuditOutcome,
+    SaltEpoch,
+    SaltPolicy,
+    Tenant,
+    TierQuota,
+)
 from controlplane.rpc import Context
+from controlplane.salts.roots import new_root
 from controlplane.secrets import root_secret_context
 from saltern.admin.v1 import tenants_pb2, tenants_pb2_grpc
 from saltern.errors import AlreadyExistsError, ResourceExhaustedError
-from saltern.keys import KEY_BYTES, SaltScope
+from saltern.keys import SaltScope
 from saltern.names import TenantId, parse_tenant_id, parse_tenant_name, tenant_name
 from tenants.policy import TenantState
 from tenants.quota import WEIGHT_DEFAULT, Tier
@@ -48,7 +56,7 @@ class TenantService(AdminServicer, tenants_pb2_grpc.TenantServiceServicer):
         display_name = _parse_display_name(request.tenant)
         uid = uuid4()
         # Outside the transaction: a key management service may be slow, and nothing is locked yet.
-        wrapped = await self._parts.key_encryption_key.wrap(secrets.token_bytes(KEY_BYTES), root_secret_context(uid))
+        wrapped = await new_root(self._parts.key_encryption_key, root_secret_context(uid, _FIRST_EPOCH))
 
         async def act(session: AsyncSession, now: datetime) -> Change[tenants_pb2.Tenant]:
             namesakes = await _recent_namesakes(session, tenant, now)
@@ -60,7 +68,6 @@ class TenantService(AdminServicer, tenants_pb2_grpc.TenantServiceServicer):
                 # No token of an earlier tenant of this id is good for this one (I12). Token times are whole seconds,
                 # and may be as late as the earlier one's own first; so each namesake of the last moments adds one.
                 min_issue_time=now + namesakes * timedelta(seconds=1),
-                wrapped_root_secret=wrapped,
                 first_audit_sequence=0,
                 create_time=now,
                 update_time=now,
@@ -75,6 +82,7 @@ class TenantService(AdminServicer, tenants_pb2_grpc.TenantServiceServicer):
                     metadata={"tenant": tenant},
                 )
             session.add(SaltPolicy(tenant_id=tenant, scope=SaltScope.TENANT, epoch=_FIRST_EPOCH, update_time=now))
+            session.add(SaltEpoch(tenant_id=tenant, epoch=_FIRST_EPOCH, wrapped_root_secret=wrapped, create_time=now))
             session.add_all(
                 TierQuota(
                     tenant_id=tenant,
@@ -134,7 +142,7 @@ class TenantService(AdminServicer, tenants_pb2_grpc.TenantServiceServicer):
 
         async def act(session: AsyncSession, now: datetime) -> Change[Empty]:
             row, before = await _load_to_change(session, tenant, caller, request.etag)
-            # Takes namespaces, quota, salt policy, keys and the root secret with it (I12); the audit chain stays (I11).
+            # Takes namespaces, quota, salt policy, keys and root secrets with it (I12); the audit chain stays (I11).
             await session.delete(row)
             await forget_requests_of_tenant(session, tenant)
             return Change(tenant=tenant, resource=before.name, response=Empty(), before=before)

@@ -6,7 +6,7 @@ Every function runs in the caller's transaction and takes the time as an argumen
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
@@ -18,12 +18,14 @@ from controlplane.auth.signing_keys import KeyRing
 from controlplane.caller import not_available
 from controlplane.clock import ceiling_s
 from controlplane.db import models
+from controlplane.salts.roots import open_root
 from controlplane.secrets import KeyEncryptionKey, api_key_matches, parse_api_key, root_secret_context
 from saltern.errors import FailedPreconditionError, UnauthenticatedError
-from saltern.keys import RootSecret, SaltKey, derive_salt_key
+from saltern.keys import Narrowing, SaltKey, derive_salt_key
 from saltern.names import ApiKeyId, NamespaceId, TenantId, api_key_name, tenant_name
 from tenants.policy import TenantState
 from tenants.roles import Permission, require
+from tenants.salts import narrow
 from tenants.tokens import Audience, Claims, sign_token
 
 TOKEN_ID_RANDOM_BYTES: Final = 8
@@ -59,6 +61,7 @@ class NamespaceGrant:
 
     namespace: models.Namespace
     salt_keys: list[tuple[int, SaltKey]] = field(repr=False)  # (epoch, key), current epoch last
+    narrowing: Narrowing
 
 
 async def find_api_keys(session: AsyncSession, lookups: Iterable[str]) -> dict[str, Credential]:
@@ -127,14 +130,49 @@ def require_active(tenant: models.Tenant | None) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Salting:
+    """A tenant's salt policy, and its readable epochs in ascending order, the current one last."""
+
+    policy: models.SaltPolicy
+    epochs: Sequence[models.SaltEpoch]
+
+
+async def find_salting(session: AsyncSession, tenants: Iterable[str]) -> dict[str, Salting]:
+    """What the salts of these tenants are derived from, in one statement."""
+    policy, epoch = models.SaltPolicy, models.SaltEpoch
+    statement = (
+        select(policy, epoch)
+        .join(epoch, epoch.tenant_id == policy.tenant_id)
+        .where(policy.tenant_id.in_(set(tenants)))
+        .order_by(epoch.epoch)
+    )
+    found: dict[str, tuple[models.SaltPolicy, list[models.SaltEpoch]]] = {}
+    for row, generation in await session.execute(statement):
+        found.setdefault(row.tenant_id, (row, []))[1].append(generation)
+    return {tenant: Salting(row, epochs) for tenant, (row, epochs) in found.items()}
+
+
 async def grant_namespace(
-    session: AsyncSession, key_encryption_key: KeyEncryptionKey, credential: Credential, namespace_id: NamespaceId
+    session: AsyncSession,
+    key_encryption_key: KeyEncryptionKey,
+    credential: Credential,
+    namespace_id: NamespaceId,
+    *,
+    asked: Narrowing,
+    saltings: Mapping[str, Salting],
 ) -> NamespaceGrant:
-    """Derive the salt keys of a namespace of the credential's own tenant.
+    """Derive the salt keys of a namespace of the credential's own tenant, for every epoch that may be read.
+
+    Args:
+        asked: what the caller wants the salts narrowed to.
+        saltings: from :func:`find_salting`, that of the credential's tenant among them.
 
     Raises:
         PermissionDeniedError: ROLE_REQUIRED for a role that reads no entries (the platform's administrator is one);
-            RESOURCE_NOT_AVAILABLE where the tenant has no such namespace, whoever else may have one (I2).
+            RESOURCE_NOT_AVAILABLE where the tenant has no such namespace, whoever else may have one (I2);
+            OUTSIDE_KEY_BINDING, as :func:`tenants.salts.narrow`.
+        FailedPreconditionError: SALT_SCOPE_REQUIRED, as that.
     """
     require(credential.key.role, Permission.ENTRIES_READ)
     tenant, tenant_id = credential.tenant, credential.tenant_id
@@ -142,17 +180,23 @@ async def grant_namespace(
     namespace = await session.get(models.Namespace, (tenant.id, namespace_id))
     if namespace is None:
         raise not_available()
-    policy = await session.get_one(models.SaltPolicy, tenant.id)
-    root = await key_encryption_key.unwrap(tenant.wrapped_root_secret, root_secret_context(tenant.uid))
-    salt_key = derive_salt_key(
-        RootSecret(root),
-        tenant=tenant_id,
-        namespace=namespace_id,
-        scope=policy.scope,
-        scope_id="",
-        epoch=policy.epoch,
+    salting = saltings[tenant.id]
+    narrowing = narrow(
+        asked,
+        bound_project=credential.key.project_id or "",
+        bound_user=credential.key.user_id or "",
+        scope=salting.policy.scope,
     )
-    return NamespaceGrant(namespace, [(policy.epoch, salt_key)])
+    scope, scope_id = narrowing.of_scope(salting.policy.scope)
+    salt_keys = []
+    for row in salting.epochs:
+        context = root_secret_context(tenant.uid, row.epoch)
+        root = await open_root(key_encryption_key, row.wrapped_root_secret, context)
+        salt_key = derive_salt_key(
+            root, tenant=tenant_id, namespace=namespace_id, scope=scope, scope_id=scope_id, epoch=row.epoch
+        )
+        salt_keys.append((row.epoch, salt_key))
+    return NamespaceGrant(namespace, salt_keys, narrowing)
 
 
 def issue_token(

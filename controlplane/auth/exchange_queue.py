@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeAlias
 
 from sqlalchemy import select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -27,7 +27,9 @@ from controlplane.audit import Act, record_many
 from controlplane.auth.exchange import (
     Credential,
     NamespaceGrant,
+    Salting,
     find_api_keys,
+    find_salting,
     grant_namespace,
     issue_token,
     note_use,
@@ -40,6 +42,7 @@ from controlplane.db import Database, ServiceScope, ServiceTask, models
 from controlplane.node.registry import live_nodes
 from controlplane.secrets import KeyEncryptionKey, parse_api_key
 from saltern.errors import FailedPreconditionError, PermissionDeniedError, UnauthenticatedError
+from saltern.keys import NOT_NARROWED, Narrowing
 from saltern.names import NamespaceId, TenantId, namespace_name
 from tenants.tokens import Audience, Claims
 
@@ -47,6 +50,8 @@ EXCHANGE_METHOD: Final = "saltern.auth.v1.AuthService/ExchangeApiKey"
 BATCH_MAX: Final = 64
 #: Of one exchange alone; the rest of its batch goes on.
 REFUSALS: Final = (UnauthenticatedError, PermissionDeniedError, FailedPreconditionError)
+#: What a grant depends on, within one batch: the lookup of a credential, the namespace, the narrowing.
+_GrantKey: TypeAlias = tuple[str, NamespaceId, Narrowing]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +61,14 @@ class Ask:
     Attributes:
         namespace: for the audience node, None otherwise.
         peer: where the call came from.
+        narrowing: what its salts are to be narrowed to, besides what its API key is bound to.
     """
 
     api_key: str = field(repr=False)
     audience: Audience
     namespace: NamespaceId | None
     peer: str
+    narrowing: Narrowing = NOT_NARROWED
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +160,14 @@ class ExchangeQueue:
         async with self._database.transaction(ServiceScope(ServiceTask.CREDENTIAL_LOOKUP)) as session:
             ring = await self._keys.signing(session)
             found = await find_api_keys(session, _lookups(asks))
-            await _load_namespaces(session, asks, found.values())
+            saltings = await _load_namespaces(session, asks, found.values())
             nodes = await live_nodes(session, now) if any(ask.namespace is not None for ask in asks) else []
             # Clients of one key often come together (an engine has many processes): what they share is derived once.
-            grants: dict[tuple[str, NamespaceId], NamespaceGrant] = {}
-            outcomes = [await self._issue(session, ask, found, grants, ring=ring, nodes=nodes, now=now) for ask in asks]
+            grants: dict[_GrantKey, NamespaceGrant] = {}
+            outcomes = [
+                await self._issue(session, ask, found, grants, saltings=saltings, ring=ring, nodes=nodes, now=now)
+                for ask in asks
+            ]
             issued = [(ask, one) for ask, one in zip(asks, outcomes, strict=True) if isinstance(one, Granted)]
             # In one order, so that two control planes that note the same keys do not wait crosswise.
             used = {one.credential.lookup: one.credential for _, one in issued}
@@ -171,8 +181,9 @@ class ExchangeQueue:
         session: AsyncSession,
         ask: Ask,
         found: dict[str, Credential],
-        grants: dict[tuple[str, NamespaceId], NamespaceGrant],
+        grants: dict[_GrantKey, NamespaceGrant],
         *,
+        saltings: dict[str, Salting],
         ring: KeyRing,
         nodes: list[models.Node],
         now: datetime,
@@ -182,10 +193,18 @@ class ExchangeQueue:
             credential = verify_api_key(found, ask.api_key, now)
             require_active(credential.tenant)
             if ask.namespace is not None:
-                grant = grants.get((credential.lookup, ask.namespace))
+                shared = (credential.lookup, ask.namespace, ask.narrowing)
+                grant = grants.get(shared)
                 if grant is None:
-                    grant = await grant_namespace(session, self._key_encryption_key, credential, ask.namespace)
-                    grants[credential.lookup, ask.namespace] = grant
+                    grant = await grant_namespace(
+                        session,
+                        self._key_encryption_key,
+                        credential,
+                        ask.namespace,
+                        asked=ask.narrowing,
+                        saltings=saltings,
+                    )
+                    grants[shared] = grant
         except REFUSALS as error:
             return Denied(error, credential)
         token, claims = issue_token(
@@ -204,16 +223,16 @@ def _lookups(asks: Iterable[Ask]) -> list[str]:
     return lookups
 
 
-async def _load_namespaces(session: AsyncSession, asks: list[Ask], found: Iterable[Credential]) -> None:
-    """Read at once what ``grant_namespace`` then finds in the session, instead of one by one."""
+async def _load_namespaces(session: AsyncSession, asks: list[Ask], found: Iterable[Credential]) -> dict[str, Salting]:
+    """Read at once what ``grant_namespace`` then finds in the session, and the salting of each tenant."""
     tenants = {credential.tenant.id for credential in found if credential.tenant is not None}
     wanted = [(tenant, name) for tenant in tenants for name in {ask.namespace for ask in asks if ask.namespace}]
-    if wanted:
-        key = tuple_(models.Namespace.tenant_id, models.Namespace.id)
-        session.info["read ahead"] = [
-            *await session.scalars(select(models.Namespace).where(key.in_(wanted))),
-            *await session.scalars(select(models.SaltPolicy).where(models.SaltPolicy.tenant_id.in_(tenants))),
-        ]  # the session itself holds what it has read only weakly
+    if not wanted:
+        return {}
+    key = tuple_(models.Namespace.tenant_id, models.Namespace.id)
+    # The session itself holds what it has read only weakly.
+    session.info["read ahead"] = list(await session.scalars(select(models.Namespace).where(key.in_(wanted))))
+    return await find_salting(session, tenants)
 
 
 def _act(ask: Ask, granted: Granted) -> Act:
@@ -228,5 +247,19 @@ def _act(ask: Ask, granted: Granted) -> Act:
         peer=ask.peer,
         method=EXCHANGE_METHOD,
         resource=resource,
-        after={"audience": ask.audience.value, "token_id": claims.token_id, "expires_at_s": claims.expires_at_s},
+        after={
+            "audience": ask.audience.value,
+            "token_id": claims.token_id,
+            "expires_at_s": claims.expires_at_s,
+            **_narrowed(granted.grant),
+        },
     )
+
+
+def _narrowed(grant: NamespaceGrant | None) -> dict[str, str]:
+    """What the salts that were given are narrowed to, by name; empty for salts of the whole tenant."""
+    if grant is None:
+        return {}
+    narrowing = grant.narrowing
+    named = {"project_id": narrowing.project, "user_id": narrowing.user, "session_id": narrowing.session}
+    return {field: name for field, name in named.items() if name}

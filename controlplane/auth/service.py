@@ -24,7 +24,9 @@ from saltern.errors import (
     InvalidArgumentError,
     UnauthenticatedError,
 )
+from saltern.keys import NOT_NARROWED, Narrowing
 from saltern.names import ApiKeyId, NamespaceId, namespace_name, parse_identifier, parse_namespace_id
+from tenants.salts import parse_scope_id
 from tenants.tokens import Audience
 
 _AUDIENCES: Final = {auth_pb2.AUDIENCE_CONTROL: Audience.CONTROL, auth_pb2.AUDIENCE_NODE: Audience.NODE}
@@ -65,7 +67,9 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
         self, request: auth_pb2.ExchangeApiKeyRequest, context: Context
     ) -> auth_pb2.ExchangeApiKeyResponse:
         audience, namespace_id = _decode_audience(request)
-        outcome = await self._exchanges.exchange(Ask(request.api_key, audience, namespace_id, current_peer()))
+        narrowing = _decode_narrowing(request)
+        ask = Ask(request.api_key, audience, namespace_id, current_peer(), narrowing)
+        outcome = await self._exchanges.exchange(ask)
         if isinstance(outcome, Denied):
             _log.info("exchange refused", reason=outcome.error.reason)
             # Outside the transaction of the others: an attempt belongs to the trail although nothing came of it.
@@ -119,6 +123,21 @@ def _decode_audience(request: auth_pb2.ExchangeApiKeyRequest) -> tuple[Audience,
             hint="leave namespace_id empty, or ask for AUDIENCE_NODE",
         )
     return audience, None
+
+
+def _decode_narrowing(request: auth_pb2.ExchangeApiKeyRequest) -> Narrowing:
+    narrowing = Narrowing(
+        project=parse_scope_id(request.project_id, "project_id"),
+        user=parse_scope_id(request.user_id, "user_id"),
+        session=parse_scope_id(request.session_id, "session_id"),
+    )
+    if narrowing != NOT_NARROWED and request.audience != auth_pb2.AUDIENCE_NODE:
+        raise InvalidArgumentError(
+            "a token for the control plane comes with no salt to narrow",
+            reason="SALT_SCOPE_NOT_ALLOWED",
+            hint="leave project_id, user_id and session_id empty, or ask for AUDIENCE_NODE",
+        )
+    return narrowing
 
 
 def _encode_exchange(granted: Granted) -> auth_pb2.ExchangeApiKeyResponse:

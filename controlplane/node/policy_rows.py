@@ -47,7 +47,7 @@ class PolicyRows:
     quotas: list[models.TierQuota]
     rates: list[models.RateLimits]
     namespaces: list[models.Namespace]
-    salt_policies: list[models.SaltPolicy]
+    salt_epochs: list[models.SaltEpoch]
     nodes: list[models.Node]
     granted_bytes: Mapping[NodeId, Mapping[QuotaKey, int]]
     revocations: list[models.TokenRevocation]
@@ -74,7 +74,7 @@ async def read_policy_rows(database: Database, base_version: int | None = None) 
             namespaces=await rows.of(
                 select(models.Namespace).order_by(models.Namespace.id), models.Namespace.tenant_id
             ),
-            salt_policies=await rows.of(models.SaltPolicy, models.SaltPolicy.tenant_id),
+            salt_epochs=await rows.of(models.SaltEpoch, models.SaltEpoch.tenant_id),
             nodes=list(await session.scalars(select(models.Node))),
             granted_bytes=await rows.granted_bytes(),
             revocations=await rows.of(models.TokenRevocation, models.TokenRevocation.tenant_id),

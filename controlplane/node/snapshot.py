@@ -10,6 +10,7 @@ from controlplane.core.quota_split import split_rates, split_reserved
 from controlplane.db import models
 from controlplane.node.policy_rows import PolicyRows
 from controlplane.node.registry import capacity_bytes
+from controlplane.salts.epochs import readable_epochs
 from saltern.names import NamespaceId, NodeId, TenantId
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy
 from tenants.quota import NO_RATE_LIMITS, RateLimits, Tier, TierQuota
@@ -45,7 +46,7 @@ def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
         rates[rate_row.tenant_id] = split_rates(limits, capacities[Tier.DRAM], capacities[Tier.SSD]).get(
             node, NO_RATE_LIMITS
         )
-    epochs = {row.tenant_id: (row.epoch,) for row in rows.salt_policies}
+    epochs = readable_epochs(rows.salt_epochs)
     namespaces: dict[str, dict[NamespaceId, NamespacePolicy]] = defaultdict(dict)
     for namespace in rows.namespaces:
         namespaces[namespace.tenant_id][NamespaceId(namespace.id)] = NamespacePolicy(

@@ -41,9 +41,9 @@ class WrapContext:
     version: int = 1
 
 
-def root_secret_context(tenant_uid: UUID) -> WrapContext:
-    """Context of a tenant's root secret; by uid: a deleted tenant's opens for no later namesake (I12)."""
-    return WrapContext("tenant-root-secret", str(tenant_uid))
+def root_secret_context(tenant_uid: UUID, epoch: int) -> WrapContext:
+    """Context of the root secret of one salt epoch; by uid: a deleted tenant's opens for no later namesake (I12)."""
+    return WrapContext("tenant-root-secret", str(tenant_uid), epoch)
 
 
 def signing_key_context(kid: str) -> WrapContext:

@@ -30,7 +30,6 @@ def rows_of(tenant: str) -> list[models.Base]:
             display_name=f"secret of {tenant}",
             state=TenantState.ACTIVE,
             min_issue_time=NOW,
-            wrapped_root_secret=tenant.encode(),
             first_audit_sequence=1,
             create_time=NOW,
             update_time=NOW,
@@ -51,6 +50,7 @@ def rows_of(tenant: str) -> list[models.Base]:
             tenant_id=tenant, operations_per_s=1, bytes_per_s=1, ssd_write_bytes_per_s=1, update_time=NOW
         ),
         models.SaltPolicy(tenant_id=tenant, scope=SaltScope.TENANT, epoch=1, update_time=NOW),
+        models.SaltEpoch(tenant_id=tenant, epoch=1, wrapped_root_secret=tenant.encode(), create_time=NOW),
         models.ApiKey(
             uid=uid_of(tenant, "key"),
             tenant_id=tenant,

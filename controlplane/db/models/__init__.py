@@ -6,12 +6,13 @@
             1──n tier_quotas           audit_events, request_log   (keyed by names: they outlive what they name)
             1──n quota_leases n──1 nodes
             1──1 salt_policies         signing_keys, audit_checkpoint_keys, key_encryption_keys
+            1──n salt_epochs
             1──0..1 rate_limits
             1──n api_keys (n──0 for    bootstrap, policy_state     (one row each)
                  keys of the platform)
             1──n token_revocations (n──0 for tokens of the platform)
 
-Deleting a tenant deletes all that hangs off it, its root secret included (I12); its audit chain stays (I11).
+Deleting a tenant deletes all that hangs off it, its root secrets included (I12); its audit chain stays (I11).
 The schema is made by ``migrations/``; a test holds both to be the same.
 """
 
@@ -32,7 +33,7 @@ from controlplane.db.models.credentials import ApiKey, Bootstrap, SigningKey, To
 from controlplane.db.models.key_encryption import KeyEncryptionKey, KeyEncryptionKeyHolder
 from controlplane.db.models.nodes import Node, QuotaLease
 from controlplane.db.models.policy import PolicyChange, PolicyState
-from controlplane.db.models.salts import SaltPolicy
+from controlplane.db.models.salts import SaltEpoch, SaltPolicy
 from controlplane.db.models.tenants import Namespace, RateLimits, Tenant, TierQuota
 from controlplane.db.models.usage import USAGE_COUNTERS, USAGE_MAPS, NodeTierUsage, NodeUsage
 
@@ -60,6 +61,7 @@ __all__ = [
     "QuotaLease",
     "RateLimits",
     "RequestLog",
+    "SaltEpoch",
     "SaltPolicy",
     "SigningKey",
     "Tenant",

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from controlplane.db.checks import identifier, length, not_negative, sha256
 from controlplane.db.models.base import DISPLAY_NAME_MAX_CHARS, ZERO, Base
 from tenants.roles import PLATFORM_ROLES, TENANT_ROLES, Role
+from tenants.salts import SCOPE_ID_MAX_CHARS
 
 
 class ApiKey(Base):
@@ -20,6 +21,7 @@ class ApiKey(Base):
     ``min_issue_time``: its tokens issued before are refused.
     ``rotate_time``: when the secret was made, if not with the key. ``previous_``: the secret before it, which is good
     until ``previous_expire_time``; a key has at most two.
+    ``project_id``, ``user_id``: what every salt that it gets is narrowed to (``tenants.salts.narrow``).
     """
 
     __tablename__ = "api_keys"
@@ -33,6 +35,10 @@ class ApiKey(Base):
         sha256("previous_secret_sha256"),
         CheckConstraint(
             "num_nulls(previous_lookup, previous_secret_sha256, previous_expire_time) IN (0, 3)", name="previous_whole"
+        ),
+        *(
+            CheckConstraint(f"char_length({column}) BETWEEN 1 AND {SCOPE_ID_MAX_CHARS}", name=f"{column}_length")
+            for column in ("project_id", "user_id")
         ),
         CheckConstraint(
             f"(tenant_id IS NULL AND role IN ({', '.join(repr(role.value) for role in sorted(PLATFORM_ROLES))}))"
@@ -58,6 +64,8 @@ class ApiKey(Base):
     previous_secret_sha256: Mapped[bytes | None]
     previous_expire_time: Mapped[datetime | None]
     previous_last_used_time: Mapped[datetime | None]
+    project_id: Mapped[str | None]
+    user_id: Mapped[str | None]
 
 
 class SigningKey(Base):

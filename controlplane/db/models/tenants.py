@@ -42,7 +42,6 @@ class Tenant(Base):
     display_name: Mapped[str]
     state: Mapped[TenantState]
     min_issue_time: Mapped[datetime]
-    wrapped_root_secret: Mapped[bytes]
     first_audit_sequence: Mapped[int]
     create_time: Mapped[datetime]
     update_time: Mapped[datetime]

@@ -52,7 +52,15 @@ async def answer(admin: Admin, service: str, method: str, request: Any) -> str:
 
 async def rows_of(admin: Admin, tenant: str) -> list[Any]:
     """Everything in the database that is the tenant's, but for the trail of attempts."""
-    tables = ("namespaces", "tier_quotas", "rate_limits", "salt_policies", "api_keys", "token_revocations")
+    tables = (
+        "namespaces",
+        "tier_quotas",
+        "rate_limits",
+        "salt_policies",
+        "salt_epochs",
+        "api_keys",
+        "token_revocations",
+    )
     owners = {"tenants": "id"} | dict.fromkeys(tables, "tenant_id")
     async with admin.database.transaction() as session:
         found = []

@@ -33,7 +33,8 @@ async def test_a_tenant_is_created_with_a_zero_quota_a_salt_policy_and_a_wrapped
     assert (policy.scope, policy.epoch) == (salt_policies_pb2.SaltPolicy.SCOPE_TENANT, 1)
     async with admin.database.transaction() as session:
         row = await session.get_one(models.Tenant, "acme")
-    root = await LocalKeyEncryptionKey(bytes(32)).unwrap(row.wrapped_root_secret, root_secret_context(row.uid))
+        epoch = await session.get_one(models.SaltEpoch, ("acme", 1))
+    root = await LocalKeyEncryptionKey(bytes(32)).unwrap(epoch.wrapped_root_secret, root_secret_context(row.uid, 1))
     assert len(root) == 32
 
 
@@ -121,7 +122,14 @@ async def test_i12_deleting_a_tenant_leaves_nothing_but_its_audit_chain(admin: A
     await admin.delete_tenant("acme")
 
     async with admin.database.transaction() as session:
-        for table in (models.Tenant, models.Namespace, models.TierQuota, models.SaltPolicy, models.ApiKey):
+        for table in (
+            models.Tenant,
+            models.Namespace,
+            models.TierQuota,
+            models.SaltPolicy,
+            models.SaltEpoch,
+            models.ApiKey,
+        ):
             assert await session.scalar(select(func.count()).select_from(table)) == 0, table
     events = await admin.events("acme")
     assert [event.method.partition("/")[2] for event in events] == [
@@ -139,14 +147,16 @@ async def test_i12_a_tenant_of_the_same_id_is_another_one_and_continues_the_chai
     first = await admin.create_tenant("acme")
     async with admin.database.transaction() as session:
         first_row = await session.get_one(models.Tenant, "acme")
+        first_epoch = await session.get_one(models.SaltEpoch, ("acme", 1))
     await admin.delete_tenant("acme")
 
     second = await admin.create_tenant("acme")
 
     async with admin.database.transaction() as session:
         second_row = await session.get_one(models.Tenant, "acme")
+        second_epoch = await session.get_one(models.SaltEpoch, ("acme", 1))
     assert second_row.uid != first_row.uid
-    assert second_row.wrapped_root_secret != first_row.wrapped_root_secret
+    assert second_epoch.wrapped_root_secret != first_epoch.wrapped_root_secret
     assert second_row.min_issue_time > first_row.min_issue_time
     assert second.etag != first.etag
     assert [event.sequence for event in await admin.events("acme")] == [1, 2, 3]

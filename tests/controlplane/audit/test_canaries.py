@@ -182,13 +182,14 @@ async def binary_secrets(control: Control, url: str, state_dir: Path) -> dict[st
     database = connect_to_all(url)
     try:
         async with database.transaction() as session:
-            tenants = list(await session.scalars(select(models.Tenant)))
+            epochs = select(models.Tenant.uid, models.SaltEpoch).join(models.SaltEpoch)
+            roots_at_rest = [(uid, epoch) for uid, epoch in await session.execute(epochs)]
         checkpoint_key = await load_checkpoint_key(control.database, key_encryption_key, utc_now)
         roots = {
-            f"root secret of {tenant.id}": await key_encryption_key.unwrap(
-                tenant.wrapped_root_secret, root_secret_context(tenant.uid)
+            f"root secret of {row.tenant_id}, epoch {row.epoch}": await key_encryption_key.unwrap(
+                row.wrapped_root_secret, root_secret_context(uid, row.epoch)
             )
-            for tenant in tenants
+            for uid, row in roots_at_rest
         }
     finally:
         await database.close()

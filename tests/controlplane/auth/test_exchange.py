@@ -56,7 +56,9 @@ async def test_i2_salt_keys_are_derived_from_the_tenants_own_root(control: Contr
         secret = await control.add_api_key(credentials_pb2.ROLE_READER, tenant)
         async with control.database.transaction() as session:
             row = await session.get_one(models.Tenant, tenant)
-        root = await control.key_encryption_key.unwrap(row.wrapped_root_secret, root_secret_context(row.uid))
+            epoch = await session.get_one(models.SaltEpoch, (tenant, 1))
+        context = root_secret_context(row.uid, 1)
+        root = await control.key_encryption_key.unwrap(epoch.wrapped_root_secret, context)
         for namespace in ("chat", "code"):
             response = await control.exchange(secret, namespace)
             (salt,) = response.salt_keys

@@ -29,9 +29,9 @@ async def test_a_transaction_commits_whole_or_not_at_all(postgres: Any) -> None:
 
 async def test_the_database_itself_refuses_what_the_domain_refuses(postgres: Any) -> None:
     tenant = (
-        "INSERT INTO tenants (id, uid, display_name, state, min_issue_time, wrapped_root_secret,"
+        "INSERT INTO tenants (id, uid, display_name, state, min_issue_time,"
         " first_audit_sequence, create_time, update_time, revision)"
-        " VALUES ('{}', gen_random_uuid(), '', '{}', now(), '', 1, now(), now(), 1)"
+        " VALUES ('{}', gen_random_uuid(), '', '{}', now(), 1, now(), now(), 1)"
     )
     quota = (
         "INSERT INTO tier_quotas (tenant_id, tier, reserved_bytes, limit_bytes, weight, update_time, revision)"

@@ -43,10 +43,11 @@ async def test_i12_a_secret_moved_elsewhere_does_not_open(context: WrapContext) 
         await KEY.unwrap(wrapped, context)
 
 
-async def test_i12_root_secrets_belong_to_the_uid() -> None:
-    wrapped = await KEY.wrap(SECRET, root_secret_context(uuid4()))
+async def test_i12_root_secrets_belong_to_the_uid_and_the_epoch() -> None:
+    uid = uuid4()
+    wrapped = await KEY.wrap(SECRET, root_secret_context(uid, 1))
 
-    for context in (root_secret_context(uuid4()), signing_key_context("kid")):
+    for context in (root_secret_context(uuid4(), 1), root_secret_context(uid, 2), signing_key_context("kid")):
         with pytest.raises(DataLossError):
             await KEY.unwrap(wrapped, context)
 
