@@ -1,11 +1,12 @@
-"""Secrets at rest: wrapping under the key-encryption key, and API keys of which only a hash is kept."""
+"""Secrets at rest: wrapping under key-encryption keys, and API keys of which only a hash is kept."""
 
 from controlplane.secrets.api_keys import IssuedApiKey, api_key_matches, issue_api_key, parse_api_key
+from controlplane.secrets.keyring import Keyring
+from controlplane.secrets.local_keys import load_key_encryption_key
 from controlplane.secrets.wrapping import (
     KeyEncryptionKey,
     LocalKeyEncryptionKey,
     WrapContext,
-    load_key_encryption_key,
     root_secret_context,
     signing_key_context,
 )
@@ -13,6 +14,7 @@ from controlplane.secrets.wrapping import (
 __all__ = [
     "IssuedApiKey",
     "KeyEncryptionKey",
+    "Keyring",
     "LocalKeyEncryptionKey",
     "WrapContext",
     "api_key_matches",

@@ -12,7 +12,8 @@ from controlplane.secrets import (
     root_secret_context,
     signing_key_context,
 )
-from controlplane.secrets.wrapping import ENVIRONMENT_NAME, FILE_NAME
+from controlplane.secrets.local_keys import FILE_NAME
+from controlplane.secrets.wrapping import ENVIRONMENT_NAME
 from saltern.errors import DataLossError, FailedPreconditionError
 
 SECRET = bytes(range(32))
