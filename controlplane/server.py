@@ -46,6 +46,7 @@ from controlplane.node.lease_keeper import LeaseKeeper
 from controlplane.node.policy_feed import PolicyFeed
 from controlplane.node.registry import LOST_AFTER
 from controlplane.node.service import NodeService
+from controlplane.restored import RestoreWatch
 from controlplane.rpc import database_failure
 from controlplane.secrets import KeyEncryptionKey, load_key_encryption_key
 from controlplane.settings import ControlSettings
@@ -163,6 +164,8 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         await _require_row_security(database)
         key_encryption_key, keys = await _load_keys(settings, database, clock)
         denials = DenialLog(database, clock)
+        restored = RestoreWatch(database, settings.state_dir, clock)
+        await _look_whether_restored(restored)
         feed = PolicyFeed(settings.database_url.get_secret_value())
         leases = LeaseKeeper(database, clock, lease_duration=timedelta(seconds=settings.lease_duration_s))
         metrics = ControlMetrics(database, clock)
@@ -194,7 +197,8 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
             ),
         )
         node_pb2_grpc.add_NodeServiceServicer_to_server(
-            NodeService(database=database, feed=feed, keeper=leases, denials=denials, clock=clock), server
+            NodeService(database=database, feed=feed, keeper=leases, denials=denials, restored=restored, clock=clock),
+            server,
         )
         health_service = await _add_health_and_reflection(server, SERVICE_NAMES)
         tls = None if settings.tls is None else ReloadingTls(settings.tls, _log)
@@ -204,6 +208,8 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         stack.push_async_callback(_cancel, following)
         leasing = asyncio.create_task(leases.run(), name="leases")
         stack.push_async_callback(_cancel, leasing)
+        watching = asyncio.create_task(restored.run(), name="restore watch")
+        stack.push_async_callback(_cancel, watching)
         keeper = KeyKeeper(
             database,
             key_encryption_key,
@@ -233,6 +239,14 @@ async def _require_row_security(database: Database) -> None:
     """Raise FailedPreconditionError if row-level security does not bind this process (I2)."""
     try:
         await require_row_security(database)
+    except SQLAlchemyError as error:
+        raise database_failure(error) or error from None
+
+
+async def _look_whether_restored(restored: RestoreWatch) -> None:
+    """Before anybody is served: what nodes hold from after the backup must be older than all they get from here."""
+    try:
+        await restored.look()
     except SQLAlchemyError as error:
         raise database_failure(error) or error from None
 

@@ -16,7 +16,9 @@ from saltern.names import TenantId
 POLICY_CHANNEL = "saltern_policy"
 
 
-async def bump_policy_version(session: AsyncSession, now: datetime, tenant: TenantId | None = None) -> int:
+async def bump_policy_version(
+    session: AsyncSession, now: datetime, tenant: TenantId | None = None, *, past: int = 0
+) -> int:
     """Raise the version, tell the listeners at commit, and return the new version.
 
     It locks the one row until the commit, so do it last.
@@ -24,8 +26,9 @@ async def bump_policy_version(session: AsyncSession, now: datetime, tenant: Tena
     Args:
         tenant: the only one that the change is about; None if it may be any, or what is no tenant's. In a transaction
             that may touch the rows of one tenant it is that one.
+        past: the new version is above this one too; what it skips was never a version of this database.
     """
-    statement = update(PolicyState).values(version=PolicyState.version + 1, update_time=now)
+    statement = update(PolicyState).values(version=func.greatest(PolicyState.version, past) + 1, update_time=now)
     version = (await session.execute(statement.returning(PolicyState.version))).scalar_one()
     scope = scope_of_session(session)
     changed = scope.tenant if isinstance(scope, TenantScope) else tenant

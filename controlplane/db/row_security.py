@@ -51,6 +51,8 @@ class ServiceTask(StrEnum):
     POLICY_SNAPSHOT = "policy snapshot"
     #: Quotas of every tenant are spread over the nodes.
     LEASES = "leases"
+    #: After a restore of the database every tenant's tokens end.
+    RESTORE = "restore of the database"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from controlplane.node.policy_encode import encode_policy
 from controlplane.node.policy_feed import PolicyFeed
 from controlplane.node.policy_rows import read_policy_rows, read_version
 from controlplane.node.snapshot import compose_policy
+from controlplane.restored import RestoreWatch
 from controlplane.rpc import Context, stream, unary
 from saltern.errors import InvalidArgumentError, PermissionDeniedError
 from saltern.names import NodeId, node_name, parse_node_id
@@ -43,9 +44,11 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         feed: PolicyFeed,
         keeper: LeaseKeeper,
         denials: DenialLog,
+        restored: RestoreWatch,
         clock: Clock = utc_now,
     ) -> None:
         self._database = database
+        self._restored = restored
         self._feed = feed
         self._keeper = keeper
         self._denials = denials
@@ -142,6 +145,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             registry.renew_lease(row, now, self._keeper.lease_duration)
             await registry.replace_usage(session, node, books, now)
             newest_version = await read_version(session)
+        if request.applied_version > newest_version:
+            await self._restored.told(request.applied_version)
         if has_settled:
             self._keeper.wake()
         response = node_pb2.ReportUsageResponse(lease_version=row.lease_version, policy_version=newest_version)
