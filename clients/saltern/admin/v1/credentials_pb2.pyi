@@ -72,6 +72,8 @@ class ApiKey(_message.Message):
     LOOKUP_FIELD_NUMBER: _builtins.int
     ROTATE_TIME_FIELD_NUMBER: _builtins.int
     PREVIOUS_FIELD_NUMBER: _builtins.int
+    PROJECT_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """tenants/{tenant}/apiKeys/{api_key}, or apiKeys/{api_key} for a key of the platform"""
     display_name: _builtins.str
@@ -81,6 +83,11 @@ class ApiKey(_message.Message):
     """The 16 digits after "sk-saltern-" in the secret, with which its tokens' ids begin. They tell which secret somebody holds,
     and prove nothing.
     """
+    project_id: _builtins.str
+    """What every salt that this key gets is narrowed to, whether its user asks for it or not; fixed when the key is made.
+    For the roles writer and reader. Empty: not bound.
+    """
+    user_id: _builtins.str
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -110,10 +117,12 @@ class ApiKey(_message.Message):
         lookup: _builtins.str = ...,
         rotate_time: _timestamp_pb2.Timestamp | None = ...,
         previous: Global___PreviousSecret | None = ...,
+        project_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "previous", b"previous", "rotate_time", b"rotate_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "etag", b"etag", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "lookup", b"lookup", "name", b"name", "previous", b"previous", "role", b"role", "rotate_time", b"rotate_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "etag", b"etag", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "lookup", b"lookup", "name", b"name", "previous", b"previous", "project_id", b"project_id", "role", b"role", "rotate_time", b"rotate_time", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,22 +22,30 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$saltern/admin/v1/salt_policies.proto\x12\x10saltern.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcd\x01\n\nSaltPolicy\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x31\n\x05scope\x18\x02 \x01(\x0e\x32\".saltern.admin.v1.SaltPolicy.Scope\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12/\n\x0bupdate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x65tag\x18\x05 \x01(\t\"0\n\x05Scope\x12\x15\n\x11SCOPE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSCOPE_TENANT\x10\x01\"$\n\x14GetSaltPolicyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t2j\n\x11SaltPolicyService\x12U\n\rGetSaltPolicy\x12&.saltern.admin.v1.GetSaltPolicyRequest\x1a\x1c.saltern.admin.v1.SaltPolicyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$saltern/admin/v1/salt_policies.proto\x12\x10saltern.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe2\x03\n\nSaltPolicy\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x31\n\x05scope\x18\x02 \x01(\x0e\x32\".saltern.admin.v1.SaltPolicy.Scope\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12/\n\x0bupdate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x65tag\x18\x05 \x01(\t\x12+\n\x06\x65pochs\x18\x06 \x03(\x0b\x32\x1b.saltern.admin.v1.SaltEpoch\x12\x32\n\x0frotation_period\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cgrace_period\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x12next_rotation_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"{\n\x05Scope\x12\x15\n\x11SCOPE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSCOPE_TENANT\x10\x01\x12\x13\n\x0fSCOPE_NAMESPACE\x10\x02\x12\x11\n\rSCOPE_PROJECT\x10\x03\x12\x0e\n\nSCOPE_USER\x10\x04\x12\x11\n\rSCOPE_SESSION\x10\x05\"\x80\x01\n\tSaltEpoch\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x0fread_until_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"$\n\x14GetSaltPolicyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x91\x01\n\x17UpdateSaltPolicyRequest\x12\x31\n\x0bsalt_policy\x18\x01 \x01(\x0b\x32\x1c.saltern.admin.v1.SaltPolicy\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"t\n\x11RotateSaltRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12/\n\x0cgrace_period\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t2\x98\x02\n\x11SaltPolicyService\x12U\n\rGetSaltPolicy\x12&.saltern.admin.v1.GetSaltPolicyRequest\x1a\x1c.saltern.admin.v1.SaltPolicy\x12[\n\x10UpdateSaltPolicy\x12).saltern.admin.v1.UpdateSaltPolicyRequest\x1a\x1c.saltern.admin.v1.SaltPolicy\x12O\n\nRotateSalt\x12#.saltern.admin.v1.RotateSaltRequest\x1a\x1c.saltern.admin.v1.SaltPolicyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'saltern.admin.v1.salt_policies_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SALTPOLICY']._serialized_start=92
-  _globals['_SALTPOLICY']._serialized_end=297
-  _globals['_SALTPOLICY_SCOPE']._serialized_start=249
-  _globals['_SALTPOLICY_SCOPE']._serialized_end=297
-  _globals['_GETSALTPOLICYREQUEST']._serialized_start=299
-  _globals['_GETSALTPOLICYREQUEST']._serialized_end=335
-  _globals['_SALTPOLICYSERVICE']._serialized_start=337
-  _globals['_SALTPOLICYSERVICE']._serialized_end=443
+  _globals['_SALTPOLICY']._serialized_start=158
+  _globals['_SALTPOLICY']._serialized_end=640
+  _globals['_SALTPOLICY_SCOPE']._serialized_start=517
+  _globals['_SALTPOLICY_SCOPE']._serialized_end=640
+  _globals['_SALTEPOCH']._serialized_start=643
+  _globals['_SALTEPOCH']._serialized_end=771
+  _globals['_GETSALTPOLICYREQUEST']._serialized_start=773
+  _globals['_GETSALTPOLICYREQUEST']._serialized_end=809
+  _globals['_UPDATESALTPOLICYREQUEST']._serialized_start=812
+  _globals['_UPDATESALTPOLICYREQUEST']._serialized_end=957
+  _globals['_ROTATESALTREQUEST']._serialized_start=959
+  _globals['_ROTATESALTREQUEST']._serialized_end=1075
+  _globals['_SALTPOLICYSERVICE']._serialized_start=1078
+  _globals['_SALTPOLICYSERVICE']._serialized_end=1358
 # @@protoc_insertion_point(module_scope)

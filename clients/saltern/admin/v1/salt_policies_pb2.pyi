@@ -3,9 +3,13 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -31,25 +35,63 @@ class SaltPolicy(_message.Message):
         SCOPE_UNSPECIFIED: SaltPolicy._Scope.ValueType  # 0
         SCOPE_TENANT: SaltPolicy._Scope.ValueType  # 1
         """One salt for each namespace of the tenant, shared by all its members."""
+        SCOPE_NAMESPACE: SaltPolicy._Scope.ValueType  # 2
+        """Shared as widely as SCOPE_TENANT, since every salt is of one namespace, under other salts."""
+        SCOPE_PROJECT: SaltPolicy._Scope.ValueType  # 3
+        """One salt for each project in a namespace."""
+        SCOPE_USER: SaltPolicy._Scope.ValueType  # 4
+        """One salt for each user in a namespace."""
+        SCOPE_SESSION: SaltPolicy._Scope.ValueType  # 5
+        """One salt for each session in a namespace."""
 
-    class Scope(_Scope, metaclass=_ScopeEnumTypeWrapper): ...
+    class Scope(_Scope, metaclass=_ScopeEnumTypeWrapper):
+        """The least that a salt is narrowed to. A client may always ask for a narrower one (auth.proto), never for a wider."""
+
     SCOPE_UNSPECIFIED: SaltPolicy.Scope.ValueType  # 0
     SCOPE_TENANT: SaltPolicy.Scope.ValueType  # 1
     """One salt for each namespace of the tenant, shared by all its members."""
+    SCOPE_NAMESPACE: SaltPolicy.Scope.ValueType  # 2
+    """Shared as widely as SCOPE_TENANT, since every salt is of one namespace, under other salts."""
+    SCOPE_PROJECT: SaltPolicy.Scope.ValueType  # 3
+    """One salt for each project in a namespace."""
+    SCOPE_USER: SaltPolicy.Scope.ValueType  # 4
+    """One salt for each user in a namespace."""
+    SCOPE_SESSION: SaltPolicy.Scope.ValueType  # 5
+    """One salt for each session in a namespace."""
 
     NAME_FIELD_NUMBER: _builtins.int
     SCOPE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    ROTATION_PERIOD_FIELD_NUMBER: _builtins.int
+    GRACE_PERIOD_FIELD_NUMBER: _builtins.int
+    NEXT_ROTATION_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """tenants/{tenant}/saltPolicy"""
     scope: Global___SaltPolicy.Scope.ValueType
     epoch: _builtins.int
-    """Generation of the salt; starts at 1."""
+    """The current epoch, the only one that takes writes; starts at 1. Set by the service."""
     etag: _builtins.str
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def epochs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SaltEpoch]:
+        """Every epoch that may be read, the current one last. Set by the service."""
+
+    @_builtins.property
+    def rotation_period(self) -> _duration_pb2.Duration:
+        """A new epoch begins when the current one is so old: 1 hour to 400 days. Unset or 0: on demand alone."""
+
+    @_builtins.property
+    def grace_period(self) -> _duration_pb2.Duration:
+        """How long an epoch stays readable after the next one has begun: 0 to 90 days."""
+
+    @_builtins.property
+    def next_rotation_time(self) -> _timestamp_pb2.Timestamp:
+        """When the next epoch begins by itself; unset: never. Set by the service."""
+
     def __init__(
         self,
         *,
@@ -58,14 +100,49 @@ class SaltPolicy(_message.Message):
         epoch: _builtins.int = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
         etag: _builtins.str = ...,
+        epochs: _abc.Iterable[Global___SaltEpoch] | None = ...,
+        rotation_period: _duration_pb2.Duration | None = ...,
+        grace_period: _duration_pb2.Duration | None = ...,
+        next_rotation_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grace_period", b"grace_period", "next_rotation_time", b"next_rotation_time", "rotation_period", b"rotation_period", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "etag", b"etag", "name", b"name", "scope", b"scope", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "epochs", b"epochs", "etag", b"etag", "grace_period", b"grace_period", "name", b"name", "next_rotation_time", b"next_rotation_time", "rotation_period", b"rotation_period", "scope", b"scope", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SaltPolicy: _TypeAlias = SaltPolicy  # noqa: Y015
+
+@_typing.final
+class SaltEpoch(_message.Message):
+    """One generation of a tenant's salt, with a random root of its own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    READ_UNTIL_TIME_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def read_until_time(self) -> _timestamp_pb2.Timestamp:
+        """When it is destroyed; unset for the current epoch."""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        read_until_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "read_until_time", b"read_until_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "epoch", b"epoch", "read_until_time", b"read_until_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaltEpoch: _TypeAlias = SaltEpoch  # noqa: Y015
 
 @_typing.final
 class GetSaltPolicyRequest(_message.Message):
@@ -85,3 +162,64 @@ class GetSaltPolicyRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetSaltPolicyRequest: _TypeAlias = GetSaltPolicyRequest  # noqa: Y015
+
+@_typing.final
+class UpdateSaltPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SALT_POLICY_FIELD_NUMBER: _builtins.int
+    UPDATE_MASK_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    @_builtins.property
+    def salt_policy(self) -> Global___SaltPolicy: ...
+    @_builtins.property
+    def update_mask(self) -> _field_mask_pb2.FieldMask:
+        """scope, rotation_period, grace_period, or * for these three; unset: those that the policy of the request has."""
+
+    def __init__(
+        self,
+        *,
+        salt_policy: Global___SaltPolicy | None = ...,
+        update_mask: _field_mask_pb2.FieldMask | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["salt_policy", b"salt_policy", "update_mask", b"update_mask"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "salt_policy", b"salt_policy", "update_mask", b"update_mask"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateSaltPolicyRequest: _TypeAlias = UpdateSaltPolicyRequest  # noqa: Y015
+
+@_typing.final
+class RotateSaltRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GRACE_PERIOD_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """tenants/{tenant}/saltPolicy"""
+    etag: _builtins.str
+    request_id: _builtins.str
+    @_builtins.property
+    def grace_period(self) -> _duration_pb2.Duration:
+        """Instead of the policy's: 0 ends every earlier epoch at once. An epoch that was to end sooner still does."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        grace_period: _duration_pb2.Duration | None = ...,
+        etag: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grace_period", b"grace_period"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "grace_period", b"grace_period", "name", b"name", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateSaltRequest: _TypeAlias = RotateSaltRequest  # noqa: Y015

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class SaltPolicyServiceStub(object):
-    """Salt policies: how a tenant's blocks are named. Members of the tenant read theirs.
+    """Salt policies: how narrowly a tenant's blocks are named, and how long each generation of its salt lives. Members of
+    the tenant read theirs; tenant-admin and platform-admin change it. No call here ever shows a salt.
     """
 
     def __init__(self, channel):
@@ -40,14 +41,41 @@ class SaltPolicyServiceStub(object):
                 request_serializer=saltern_dot_admin_dot_v1_dot_salt__policies__pb2.GetSaltPolicyRequest.SerializeToString,
                 response_deserializer=saltern_dot_admin_dot_v1_dot_salt__policies__pb2.SaltPolicy.FromString,
                 _registered_method=True)
+        self.UpdateSaltPolicy = channel.unary_unary(
+                '/saltern.admin.v1.SaltPolicyService/UpdateSaltPolicy',
+                request_serializer=saltern_dot_admin_dot_v1_dot_salt__policies__pb2.UpdateSaltPolicyRequest.SerializeToString,
+                response_deserializer=saltern_dot_admin_dot_v1_dot_salt__policies__pb2.SaltPolicy.FromString,
+                _registered_method=True)
+        self.RotateSalt = channel.unary_unary(
+                '/saltern.admin.v1.SaltPolicyService/RotateSalt',
+                request_serializer=saltern_dot_admin_dot_v1_dot_salt__policies__pb2.RotateSaltRequest.SerializeToString,
+                response_deserializer=saltern_dot_admin_dot_v1_dot_salt__policies__pb2.SaltPolicy.FromString,
+                _registered_method=True)
 
 
 class SaltPolicyServiceServicer(object):
-    """Salt policies: how a tenant's blocks are named. Members of the tenant read theirs.
+    """Salt policies: how narrowly a tenant's blocks are named, and how long each generation of its salt lives. Members of
+    the tenant read theirs; tenant-admin and platform-admin change it. No call here ever shows a salt.
     """
 
     def GetSaltPolicy(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateSaltPolicy(self, request, context):
+        """Changes the scope, the schedule or the grace. Another scope names every block anew: it begins a new epoch at once
+        and ends all earlier ones, as RotateSalt without grace.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateSalt(self, request, context):
+        """Begins a new epoch at once: all writes go there. The one before stays readable for the grace period; then its
+        entries are purged on every node and its root is destroyed. At most 8 epochs are readable: one more ends the oldest.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -60,6 +88,16 @@ def add_SaltPolicyServiceServicer_to_server(servicer, server):
                     request_deserializer=saltern_dot_admin_dot_v1_dot_salt__policies__pb2.GetSaltPolicyRequest.FromString,
                     response_serializer=saltern_dot_admin_dot_v1_dot_salt__policies__pb2.SaltPolicy.SerializeToString,
             ),
+            'UpdateSaltPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateSaltPolicy,
+                    request_deserializer=saltern_dot_admin_dot_v1_dot_salt__policies__pb2.UpdateSaltPolicyRequest.FromString,
+                    response_serializer=saltern_dot_admin_dot_v1_dot_salt__policies__pb2.SaltPolicy.SerializeToString,
+            ),
+            'RotateSalt': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateSalt,
+                    request_deserializer=saltern_dot_admin_dot_v1_dot_salt__policies__pb2.RotateSaltRequest.FromString,
+                    response_serializer=saltern_dot_admin_dot_v1_dot_salt__policies__pb2.SaltPolicy.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'saltern.admin.v1.SaltPolicyService', rpc_method_handlers)
@@ -69,7 +107,8 @@ def add_SaltPolicyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SaltPolicyService(object):
-    """Salt policies: how a tenant's blocks are named. Members of the tenant read theirs.
+    """Salt policies: how narrowly a tenant's blocks are named, and how long each generation of its salt lives. Members of
+    the tenant read theirs; tenant-admin and platform-admin change it. No call here ever shows a salt.
     """
 
     @staticmethod
@@ -88,6 +127,60 @@ class SaltPolicyService(object):
             target,
             '/saltern.admin.v1.SaltPolicyService/GetSaltPolicy',
             saltern_dot_admin_dot_v1_dot_salt__policies__pb2.GetSaltPolicyRequest.SerializeToString,
+            saltern_dot_admin_dot_v1_dot_salt__policies__pb2.SaltPolicy.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateSaltPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/saltern.admin.v1.SaltPolicyService/UpdateSaltPolicy',
+            saltern_dot_admin_dot_v1_dot_salt__policies__pb2.UpdateSaltPolicyRequest.SerializeToString,
+            saltern_dot_admin_dot_v1_dot_salt__policies__pb2.SaltPolicy.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateSalt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/saltern.admin.v1.SaltPolicyService/RotateSalt',
+            saltern_dot_admin_dot_v1_dot_salt__policies__pb2.RotateSaltRequest.SerializeToString,
             saltern_dot_admin_dot_v1_dot_salt__policies__pb2.SaltPolicy.FromString,
             options,
             channel_credentials,

@@ -27,23 +27,45 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SaltPolicyServiceStub:
-    """Salt policies: how a tenant's blocks are named. Members of the tenant read theirs."""
+    """Salt policies: how narrowly a tenant's blocks are named, and how long each generation of its salt lives. Members of
+    the tenant read theirs; tenant-admin and platform-admin change it. No call here ever shows a salt.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SaltPolicyServiceAsyncStub: ...
     GetSaltPolicy: _grpc.UnaryUnaryMultiCallable[_salt_policies_pb2.GetSaltPolicyRequest, _salt_policies_pb2.SaltPolicy]
+    UpdateSaltPolicy: _grpc.UnaryUnaryMultiCallable[_salt_policies_pb2.UpdateSaltPolicyRequest, _salt_policies_pb2.SaltPolicy]
+    """Changes the scope, the schedule or the grace. Another scope names every block anew: it begins a new epoch at once
+    and ends all earlier ones, as RotateSalt without grace.
+    """
+    RotateSalt: _grpc.UnaryUnaryMultiCallable[_salt_policies_pb2.RotateSaltRequest, _salt_policies_pb2.SaltPolicy]
+    """Begins a new epoch at once: all writes go there. The one before stays readable for the grace period; then its
+    entries are purged on every node and its root is destroyed. At most 8 epochs are readable: one more ends the oldest.
+    """
 
 @_typing.type_check_only
 class SaltPolicyServiceAsyncStub(SaltPolicyServiceStub):
-    """Salt policies: how a tenant's blocks are named. Members of the tenant read theirs."""
+    """Salt policies: how narrowly a tenant's blocks are named, and how long each generation of its salt lives. Members of
+    the tenant read theirs; tenant-admin and platform-admin change it. No call here ever shows a salt.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetSaltPolicy: _aio.UnaryUnaryMultiCallable[_salt_policies_pb2.GetSaltPolicyRequest, _salt_policies_pb2.SaltPolicy]  # type: ignore[assignment]
+    UpdateSaltPolicy: _aio.UnaryUnaryMultiCallable[_salt_policies_pb2.UpdateSaltPolicyRequest, _salt_policies_pb2.SaltPolicy]  # type: ignore[assignment]
+    """Changes the scope, the schedule or the grace. Another scope names every block anew: it begins a new epoch at once
+    and ends all earlier ones, as RotateSalt without grace.
+    """
+    RotateSalt: _aio.UnaryUnaryMultiCallable[_salt_policies_pb2.RotateSaltRequest, _salt_policies_pb2.SaltPolicy]  # type: ignore[assignment]
+    """Begins a new epoch at once: all writes go there. The one before stays readable for the grace period; then its
+    entries are purged on every node and its root is destroyed. At most 8 epochs are readable: one more ends the oldest.
+    """
 
 class SaltPolicyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Salt policies: how a tenant's blocks are named. Members of the tenant read theirs."""
+    """Salt policies: how narrowly a tenant's blocks are named, and how long each generation of its salt lives. Members of
+    the tenant read theirs; tenant-admin and platform-admin change it. No call here ever shows a salt.
+    """
 
     @_abc_1.abstractmethod
     def GetSaltPolicy(
@@ -51,5 +73,25 @@ class SaltPolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _salt_policies_pb2.GetSaltPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_salt_policies_pb2.SaltPolicy, _abc.Awaitable[_salt_policies_pb2.SaltPolicy]]: ...
+
+    @_abc_1.abstractmethod
+    def UpdateSaltPolicy(
+        self,
+        request: _salt_policies_pb2.UpdateSaltPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_salt_policies_pb2.SaltPolicy, _abc.Awaitable[_salt_policies_pb2.SaltPolicy]]:
+        """Changes the scope, the schedule or the grace. Another scope names every block anew: it begins a new epoch at once
+        and ends all earlier ones, as RotateSalt without grace.
+        """
+
+    @_abc_1.abstractmethod
+    def RotateSalt(
+        self,
+        request: _salt_policies_pb2.RotateSaltRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_salt_policies_pb2.SaltPolicy, _abc.Awaitable[_salt_policies_pb2.SaltPolicy]]:
+        """Begins a new epoch at once: all writes go there. The one before stays readable for the grace period; then its
+        entries are purged on every node and its root is destroyed. At most 8 epochs are readable: one more ends the oldest.
+        """
 
 def add_SaltPolicyServiceServicer_to_server(servicer: SaltPolicyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
