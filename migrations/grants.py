@@ -22,6 +22,7 @@ _GRANTS: dict[str, str] = {
     "node_usage": _READ_WRITE,
     "node_tier_usage": _READ_WRITE,
     "quota_leases": _READ_WRITE,
+    "namespace_leases": _READ_WRITE,
     "policy_changes": "SELECT, INSERT, DELETE",
     "bootstrap": "SELECT, INSERT, UPDATE",
     "policy_state": "SELECT, UPDATE",

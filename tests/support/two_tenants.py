@@ -77,6 +77,16 @@ def rows_of(tenant: str) -> list[models.Base]:
             **dict.fromkeys(models.USAGE_COUNTERS, 1),
         ),
         models.NodeTierUsage(node_id="node-1", tenant_id=tenant, tier=Tier.DRAM, used_bytes=1, entries=1),
+        models.NamespaceLease(
+            tenant_id=tenant,
+            namespace_id="chat",
+            tier=Tier.DRAM,
+            node_id="node-1",
+            granted_bytes=1,
+            believed_bytes=1,
+            target_bytes=1,
+            version=1,
+        ),
         models.AuditEvent(
             chain=tenant,
             sequence=1,

@@ -5,6 +5,7 @@
     tenants 1──n namespaces            nodes 1──n node_usage, node_tier_usage n──1 tenants
             1──n tier_quotas           audit_events, request_log   (keyed by names: they outlive what they name)
             1──n quota_leases n──1 nodes
+    namespaces 1──n namespace_leases n──1 nodes
             1──1 salt_policies         signing_keys, audit_checkpoint_keys, key_encryption_keys
             1──n salt_epochs
             1──0..1 rate_limits
@@ -31,7 +32,7 @@ from controlplane.db.models.base import (
 )
 from controlplane.db.models.credentials import ApiKey, Bootstrap, SigningKey, TokenRevocation
 from controlplane.db.models.key_encryption import KeyEncryptionKey, KeyEncryptionKeyHolder
-from controlplane.db.models.nodes import Node, QuotaLease
+from controlplane.db.models.nodes import NamespaceLease, Node, QuotaLease
 from controlplane.db.models.policy import PolicyChange, PolicyState
 from controlplane.db.models.salts import SaltEpoch, SaltPolicy
 from controlplane.db.models.tenants import Namespace, RateLimits, Tenant, TierQuota
@@ -51,6 +52,7 @@ __all__ = [
     "KeyEncryptionKeyHolder",
     "MODEL_FINGERPRINT_MAX_CHARS",
     "Namespace",
+    "NamespaceLease",
     "Node",
     "NodeAdminState",
     "NodeTierUsage",

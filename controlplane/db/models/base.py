@@ -32,6 +32,7 @@ BLOCK_TOKENS_MAX = 65_536
 PLATFORM_CHAIN = "platform"
 # Defaults of the server's for columns that came later: during an upgrade, processes of the earlier version insert too.
 ZERO = text("0")
+ONE = text("1")
 EMPTY_OBJECT = text("'{}'::jsonb")
 EMPTY_TEXT = text("''::text")
 #: Formats of an audit event's hash that this release knows; see ``saltern.audit.chain``.

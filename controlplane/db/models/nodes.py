@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID, uuid4
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, text
+from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from controlplane.db.checks import identifier, in_range, not_negative, one_of
@@ -78,6 +78,35 @@ class QuotaLease(Base):
     )
 
     tenant_id: Mapped[str] = tenant_key(primary_key=True)
+    tier: Mapped[Tier] = mapped_column(primary_key=True)
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id", ondelete="CASCADE"), primary_key=True, index=True)
+    granted_bytes: Mapped[int]
+    believed_bytes: Mapped[int]
+    target_bytes: Mapped[int]
+    version: Mapped[int]
+
+
+class NamespaceLease(Base):
+    """What one node holds of one namespace's own limit on one tier: as :class:`QuotaLease` does of a tenant's quota.
+
+    Only namespaces with limits have rows.
+    """
+
+    __tablename__ = "namespace_leases"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["tenant_id", "namespace_id"], ["namespaces.tenant_id", "namespaces.id"], ondelete="CASCADE"
+        ),
+        one_of("tier", *Tier),
+        in_range("believed_bytes", 0, BYTES_MAX),
+        CheckConstraint("granted_bytes BETWEEN 0 AND believed_bytes", name="granted_within_believed"),
+        in_range("target_bytes", 0, BYTES_MAX),
+        not_negative("version"),
+        Index("ix_namespace_leases_unmet", "tenant_id", postgresql_where=text("granted_bytes <> target_bytes")),
+    )
+
+    tenant_id: Mapped[str] = tenant_key(primary_key=True)
+    namespace_id: Mapped[str] = mapped_column(primary_key=True)
     tier: Mapped[Tier] = mapped_column(primary_key=True)
     node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id", ondelete="CASCADE"), primary_key=True, index=True)
     granted_bytes: Mapped[int]

@@ -13,6 +13,7 @@ from controlplane.db.models.base import (
     BLOCK_TOKENS_MAX,
     DISPLAY_NAME_MAX_CHARS,
     MODEL_FINGERPRINT_MAX_CHARS,
+    ONE,
     PLATFORM_CHAIN,
     Base,
     tenant_key,
@@ -49,13 +50,18 @@ class Tenant(Base):
 
 
 class Namespace(Base):
-    """One model deployment's cache; nothing in it changes after creation, so its etag is its ``uid``."""
+    """One model deployment's cache; only its limits change after creation, and ``revision`` with each change.
+
+    ``dram_limit_bytes``, ``ssd_limit_bytes``: what it may hold of its tenant's quota; NULL for all of it.
+    """
 
     __tablename__ = "namespaces"
     __table_args__ = (
         identifier("id"),
         in_range("block_tokens", 1, BLOCK_TOKENS_MAX),
         in_range("block_bytes", 1, ENTRY_MAX_BYTES),
+        in_range("dram_limit_bytes", 0, BYTES_MAX),
+        in_range("ssd_limit_bytes", 0, BYTES_MAX),
         CheckConstraint(
             f"char_length(model_fingerprint) BETWEEN 1 AND {MODEL_FINGERPRINT_MAX_CHARS}",
             name="model_fingerprint_length",
@@ -69,6 +75,15 @@ class Namespace(Base):
     block_tokens: Mapped[int] = mapped_column(Integer)
     block_bytes: Mapped[int]
     create_time: Mapped[datetime]
+    dram_limit_bytes: Mapped[int | None]
+    ssd_limit_bytes: Mapped[int | None]
+    revision: Mapped[int] = mapped_column(default=1, server_default=ONE)
+
+    @property
+    def tier_limits(self) -> dict[Tier, int]:
+        """Its limits in bytes; a tier that is not named has none."""
+        limits = {Tier.DRAM: self.dram_limit_bytes, Tier.SSD: self.ssd_limit_bytes}
+        return {tier: limit_bytes for tier, limit_bytes in limits.items() if limit_bytes is not None}
 
 
 class TierQuota(Base):
