@@ -23,6 +23,11 @@ _GRANTS: dict[str, str] = {
     "node_tier_usage": _READ_WRITE,
     "quota_leases": _READ_WRITE,
     "namespace_leases": _READ_WRITE,
+    "metered_processes": _READ_WRITE,
+    "meters": _READ_WRITE,
+    "open_usage": _READ_WRITE,
+    "usage_records": "SELECT, INSERT, DELETE",  # and its triggers let nobody change a closed hour
+    "metering_state": "SELECT, UPDATE",
     "policy_changes": "SELECT, INSERT, DELETE",
     "bootstrap": "SELECT, INSERT, UPDATE",
     "policy_state": "SELECT, UPDATE",

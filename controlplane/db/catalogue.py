@@ -23,6 +23,8 @@ TABLES_OF_NO_TENANT: Final[Mapping[str, str]] = {
     "bootstrap": "the hash of the deployment's one-time token",
     "key_encryption_key_holders": "running control planes, and which keys they hold",
     "key_encryption_keys": "the deployment's keys that secrets of all tenants are wrapped under",
+    "metered_processes": "how far the reports of each process of a node were taken in",
+    "metering_state": "which hours of usage are closed, for every tenant",
     "nodes": "the platform's cache nodes, which serve every tenant",
     "policy_state": "the version of the policy of all tenants",
     "signing_keys": "the deployment's keys that sign tokens",

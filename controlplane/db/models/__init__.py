@@ -13,6 +13,8 @@
                  keys of the platform)
             1──n token_revocations (n──0 for tokens of the platform)
 
+    metered_processes, meters, open_usage, usage_records, metering_state: see ``metering.py``
+
 Deleting a tenant deletes all that hangs off it, its root secrets included (I12); its audit chain stays (I11).
 The schema is made by ``migrations/``; a test holds both to be the same.
 """
@@ -32,6 +34,7 @@ from controlplane.db.models.base import (
 )
 from controlplane.db.models.credentials import ApiKey, Bootstrap, SigningKey, TokenRevocation
 from controlplane.db.models.key_encryption import KeyEncryptionKey, KeyEncryptionKeyHolder
+from controlplane.db.models.metering import Meter, MeteredProcess, MeteringState, OpenUsage, UsageRecord
 from controlplane.db.models.nodes import NamespaceLease, Node, QuotaLease
 from controlplane.db.models.policy import PolicyChange, PolicyState
 from controlplane.db.models.salts import SaltEpoch, SaltPolicy
@@ -51,12 +54,16 @@ __all__ = [
     "KeyEncryptionKey",
     "KeyEncryptionKeyHolder",
     "MODEL_FINGERPRINT_MAX_CHARS",
+    "Meter",
+    "MeteredProcess",
+    "MeteringState",
     "Namespace",
     "NamespaceLease",
     "Node",
     "NodeAdminState",
     "NodeTierUsage",
     "NodeUsage",
+    "OpenUsage",
     "PLATFORM_CHAIN",
     "PolicyChange",
     "PolicyState",
@@ -71,4 +78,5 @@ __all__ = [
     "TokenRevocation",
     "USAGE_COUNTERS",
     "USAGE_MAPS",
+    "UsageRecord",
 ]
