@@ -17,6 +17,10 @@ _QUOTAS = 2
 _SIGNING_KEYS = 3
 _CHECKPOINT_KEYS = 4
 _LEASES = 5
+_METERING = 20
+_WRAPPED = 11  # as ``migrations.wrapped_columns`` has it
+_KEY_ENCRYPTION_KEYS = 12
+_SALTS = 6
 
 
 async def lock_audit_chain(session: AsyncSession, chain: str) -> None:
@@ -56,6 +60,31 @@ async def try_lock_signing_keys(session: AsyncSession) -> bool:
     return bool(await session.scalar(select(func.pg_try_advisory_xact_lock(_SIGNING_KEYS, 0))))
 
 
+async def try_lock_salts(session: AsyncSession) -> bool:
+    """One keeper of the salts at a time, of all control planes on the database; who holds it leads."""
+    return bool(await session.scalar(select(func.pg_try_advisory_xact_lock(_SALTS, 0))))
+
+
 async def lock_checkpoint_keys(session: AsyncSession) -> None:
     """One maker of a key that signs checkpoints at a time."""
     await session.execute(select(func.pg_advisory_xact_lock(_CHECKPOINT_KEYS, 0)))
+
+
+async def lock_key_encryption_keys(session: AsyncSession) -> None:
+    """One change of the key-encryption keys at a time, of all control planes on the database; before everything."""
+    await session.execute(select(func.pg_advisory_xact_lock(_KEY_ENCRYPTION_KEYS, 0)))
+
+
+async def try_lock_key_encryption_keys(session: AsyncSession) -> bool:
+    """As ``lock_key_encryption_keys``, but without waiting: whether it is held now. Who holds it leads."""
+    return bool(await session.scalar(select(func.pg_try_advisory_xact_lock(_KEY_ENCRYPTION_KEYS, 0))))
+
+
+async def lock_wrapping(session: AsyncSession) -> None:
+    """Let nobody write a wrapped secret, and wait for those who do; after the lock of the signing keys."""
+    await session.execute(select(func.pg_advisory_xact_lock(_WRAPPED, 0)))
+
+
+async def try_lock_metering(session: AsyncSession) -> bool:
+    """One closer of hours at a time, without waiting: whether the lock is held now."""
+    return bool(await session.scalar(select(func.pg_try_advisory_xact_lock(_METERING, 0))))

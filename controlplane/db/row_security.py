@@ -45,6 +45,8 @@ class ServiceTask(StrEnum):
     DENIAL = "denial of a caller without a tenant"
     #: Its audit events are the platform's, and revocations of every tenant are forgotten when nothing is left of them.
     KEY_ROTATION = "rotation of the signing keys"
+    #: Secrets of every tenant are wrapped anew, and the audit events of that are the platform's.
+    KEY_ENCRYPTION = "rotation of the key-encryption keys"
     #: Every chain is signed, those of tenants that are gone too.
     AUDIT_CHECKPOINT = "checkpoints of audit chains"
     #: A node serves every tenant.
