@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Collection, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -30,8 +30,8 @@ from dataplane.core.lease import Lease
 from dataplane.core.usage import NodeUsage, PolicyApplied
 from dataplane.lease_line import LeaseLine
 from dataplane.metrics.health import ControlLink
-from dataplane.policy_codec import decode_snapshot, encode_usage
-from dataplane.policy_file import SNAPSHOT_MAX_BYTES, PolicyFile
+from dataplane.policy_codec import decode_delta, decode_snapshot, encode_usage
+from dataplane.policy_file import SNAPSHOT_MAX_BYTES, PolicyFile, Push
 from saltern.admin.v1 import quotas_pb2
 from saltern.admin_client import ApiKey
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
@@ -44,11 +44,13 @@ from saltern.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from saltern.names import TenantId
 from saltern.node.v1 import node_pb2, node_pb2_grpc
 from saltern.rpc_errors import error_from_rpc
 from saltern.rpc_tls import open_aio_channel
 from saltern.tls import ClientTls, file_stamps
 from tenants.policy import NodePolicy
+from tenants.policy_delta import apply_delta
 from tenants.tokens import KeySet
 
 _log = structlog.get_logger(__name__)
@@ -81,7 +83,11 @@ class PolicySink(Protocol):
 
     @property
     def applied_version(self) -> int: ...
-    def apply(self, policy: NodePolicy, key_set: KeySet) -> PolicyApplied: ...
+    @property
+    def policy(self) -> NodePolicy: ...
+    def apply(
+        self, policy: NodePolicy, key_set: KeySet, *, touched: Collection[TenantId] | None = None
+    ) -> PolicyApplied: ...
     def usages(self) -> Iterator[NodeUsage]: ...
     @property
     def settled_version(self) -> int: ...
@@ -291,9 +297,10 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             await call.write(self._answer())
             while isinstance(response := await call.read(), node_pb2.StreamPolicyResponse):
                 self._streamed_s = monotonic()
-                error_message = self._apply(response.snapshot)
+                push = response.delta if response.HasField("delta") else response.snapshot
+                error_message = self._apply(push)
                 if not error_message:
-                    await self._keep(response.snapshot)
+                    await self._keep(push)
                 await call.write(self._answer(error_message))
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, endpoint=self._endpoint) from None
@@ -315,21 +322,25 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         )
         raise error_from_rpc(error, endpoint=self._endpoint)
 
-    def _apply(self, snapshot: node_pb2.PolicySnapshot) -> str:
-        """Apply a snapshot; return why it could not be, or an empty text. What was in force stays then."""
+    def _apply(self, push: Push) -> str:
+        """Apply what came; return why it could not be, or an empty text. What was in force stays then."""
         try:
-            self._node.apply(*decode_snapshot(snapshot))
+            if isinstance(push, node_pb2.PolicyDelta):
+                delta, key_set = decode_delta(push)
+                self._node.apply(apply_delta(self._node.policy, delta), key_set, touched=delta.touched)
+            else:
+                self._node.apply(*decode_snapshot(push))
         except SalternError as error:
-            self.link.refused(snapshot.version, error.reason)
-            _log.error("policy refused", policy_version=snapshot.version, reason=error.reason, message=error.message)
+            self.link.refused(push.version, error.reason)
+            _log.error("policy refused", policy_version=push.version, reason=error.reason, message=error.message)
             return str(error)
         self.link.applied()
-        self._lease.touch.applied(snapshot.version)
+        self._lease.touch.applied(push.version)
         self.has_policy.set()
         self._report_soon.set()
         return ""
 
-    async def _keep(self, snapshot: node_pb2.PolicySnapshot) -> None:
+    async def _keep(self, push: Push) -> None:
         """Keep what has been applied. A node that cannot write goes on serving: a restart is then less well off.
 
         What is acknowledged as settled must hold after a restart too (I4): an older policy, with larger shares, must
@@ -338,14 +349,14 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         if self._kept is not None:
             in_touch_unix_s = time() - (monotonic() - self._lease.touch.since_s)
             try:
-                await asyncio.to_thread(self._kept.write, snapshot, in_touch_unix_s)
+                await asyncio.to_thread(self._kept.keep, push, in_touch_unix_s)
             except OSError as error:
                 _log.warning(
                     "policy not kept for a restart", path=str(self._kept.path), message=error.strerror or str(error)
                 )
                 if not self._kept.discard():
                     return
-        self._lease.kept(snapshot.version)
+        self._lease.kept(push.version)
 
     def _reported(self, sent_s: float, answer: node_pb2.ReportUsageResponse) -> None:
         """The control plane has taken in a report.
@@ -370,6 +381,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             applied_version=self._node.applied_version,
             error_message=error_message,
             settled_version=self._lease.settled_version,
+            accepts_deltas=True,
         )
 
     async def _report_usage(self) -> None:

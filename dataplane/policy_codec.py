@@ -1,11 +1,12 @@
-"""From the snapshot that the control plane pushes to what a node serves by; and the books it reports back.
+"""From the snapshots and deltas that the control plane pushes to what a node serves by; and the books it reports back.
 
-A snapshot is taken whole or not at all: one malformed part refuses it, and the node keeps what it has.
+Each is taken whole or not at all: one malformed part refuses it, and the node keeps what it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -18,6 +19,7 @@ from saltern.names import NamespaceId, TenantId, parse_namespace_id, parse_tenan
 from saltern.node.v1 import node_pb2
 from saltern.wire import ENTRY_MAX_BYTES
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
+from tenants.policy_delta import PolicyDelta
 from tenants.quota import WEIGHT_DEFAULT, RateLimits, Tier, TierQuota
 from tenants.revocation import Revocation, RevocationSet
 from tenants.tokens import KeySet, public_key_from_x
@@ -41,7 +43,7 @@ def decode_snapshot(snapshot: node_pb2.PolicySnapshot) -> tuple[NodePolicy, KeyS
         InvalidArgumentError: POLICY_MALFORMED; the message says which part, and holds no secret because a snapshot
             has none.
     """
-    try:
+    with _refused_as_malformed():
         if snapshot.version < 1:
             raise _malformed(f"version {snapshot.version}")
         policy = NodePolicy(
@@ -49,6 +51,24 @@ def decode_snapshot(snapshot: node_pb2.PolicySnapshot) -> tuple[NodePolicy, KeyS
             tenants=_unique("tenant", (_decode_tenant(tenant) for tenant in snapshot.tenants)),
         )
         return policy, decode_key_set(snapshot.key_set)
+
+
+def decode_delta(delta: node_pb2.PolicyDelta) -> tuple[PolicyDelta, KeySet]:
+    """Decode and check a delta; raises as :func:`decode_snapshot`."""
+    with _refused_as_malformed():
+        if not 1 <= delta.base_version < delta.version:
+            raise _malformed(f"a delta from version {delta.base_version} to {delta.version}")
+        changed = _unique("tenant", (_decode_tenant(tenant) for tenant in delta.tenants))
+        removed = frozenset(parse_tenant_id(tenant_id) for tenant_id in delta.removed_tenant_ids)
+        if not removed.isdisjoint(changed):
+            raise _malformed("a tenant is both changed and removed")
+        return PolicyDelta(delta.base_version, delta.version, changed, removed), decode_key_set(delta.key_set)
+
+
+@contextmanager
+def _refused_as_malformed() -> Iterator[None]:
+    try:
+        yield
     except SalternError as error:
         if error.reason == "POLICY_MALFORMED":
             raise

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -17,14 +17,16 @@ from dataplane.control_client import ControlClient, Registration
 from dataplane.core.cache import CacheCore
 from dataplane.core.lease import Lease
 from dataplane.core.usage import NodeUsage, PolicyApplied
+from dataplane.policy_file import Push
 from saltern.admin_client import ApiKey
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.errors import AbortedError, UnauthenticatedError, UnavailableError
+from saltern.names import TenantId
 from saltern.node.v1 import node_pb2, node_pb2_grpc
 from saltern.rpc_errors import abort
 from tenants.policy import NodePolicy
 from tenants.tokens import KeySet
-from tests.support.snapshots import snapshot
+from tests.support.snapshots import delta, snapshot
 
 API_KEY = ApiKey(f"sk-saltern-{'0' * 16}-{'A' * 43}")
 MIB = 1024 * 1024
@@ -34,7 +36,7 @@ class ScriptedControl(auth_pb2_grpc.AuthServiceServicer, node_pb2_grpc.NodeServi
     """Does what a test says; notes what the node said."""
 
     def __init__(self) -> None:
-        self.pushes: asyncio.Queue[node_pb2.PolicySnapshot | None] = asyncio.Queue()
+        self.pushes: asyncio.Queue[Push | None] = asyncio.Queue()
         self.answers: asyncio.Queue[node_pb2.StreamPolicyRequest] = asyncio.Queue()
         self.reports: asyncio.Queue[node_pb2.ReportUsageRequest] = asyncio.Queue()
         self.registrations: list[node_pb2.RegisterNodeRequest] = []
@@ -66,7 +68,10 @@ class ScriptedControl(auth_pb2_grpc.AuthServiceServicer, node_pb2_grpc.NodeServi
         listening = asyncio.create_task(listen())
         try:
             while (push := await self.pushes.get()) is not None:
-                yield node_pb2.StreamPolicyResponse(snapshot=push)
+                if isinstance(push, node_pb2.PolicyDelta):
+                    yield node_pb2.StreamPolicyResponse(delta=push)
+                else:
+                    yield node_pb2.StreamPolicyResponse(snapshot=push)
         finally:
             listening.cancel()
             with suppress(asyncio.CancelledError):
@@ -93,8 +98,14 @@ class Sink:
     def applied_version(self) -> int:
         return self.core.policy.version
 
-    def apply(self, policy: NodePolicy, key_set: KeySet) -> PolicyApplied:
-        applied = self.core.apply_policy(policy, 0)
+    @property
+    def policy(self) -> NodePolicy:
+        return self.core.policy
+
+    def apply(
+        self, policy: NodePolicy, key_set: KeySet, *, touched: Collection[TenantId] | None = None
+    ) -> PolicyApplied:
+        applied = self.core.apply_policy(policy, 0, touched=touched)
         self.key_set = key_set
         return applied
 
@@ -133,7 +144,7 @@ async def talking(token_life_s: int = 600) -> AsyncIterator[tuple[ScriptedContro
         await server.stop(None)
 
 
-async def answer_to(control: ScriptedControl, push: node_pb2.PolicySnapshot) -> node_pb2.StreamPolicyRequest:
+async def answer_to(control: ScriptedControl, push: Push) -> node_pb2.StreamPolicyRequest:
     await control.pushes.put(push)
     return await control.answers.get()
 
@@ -167,6 +178,35 @@ async def test_a_snapshot_that_cannot_be_applied_is_answered_with_why_and_the_ol
         answer = await answer_to(control, snapshot(version=6))
         assert answer.applied_version == sink.applied_version == 7
         assert (await answer_to(control, snapshot(version=10))).applied_version == 10
+
+
+async def test_a_delta_changes_what_it_names_and_nothing_else() -> None:
+    async with talking() as (control, sink, _):
+        assert (await control.answers.get()).accepts_deltas
+        await answer_to(control, snapshot(version=5))
+        before = sink.core.policy.tenants
+        answer = await answer_to(control, delta(5, 7, changed=("blue",)))
+        assert (answer.applied_version, answer.error_message) == (7, "")
+        assert sink.core.policy.tenants["acme"] is before["acme"], "rules that did not change are the same object"  # type: ignore[index]
+        assert set(sink.core.policy.tenants) == {"acme", "blue"}
+        answer = await answer_to(control, delta(7, 8, removed=("acme",)))
+        assert answer.applied_version == answer.settled_version == 8
+        assert set(sink.core.policy.tenants) == {"blue"}
+
+
+@pytest.mark.parametrize(
+    "bad", [delta(4, 6), delta(6, 7), delta(5, 5), delta(5, 6, changed=("acme",), removed=("acme",))], ids=str
+)
+async def test_a_delta_that_does_not_fit_is_answered_with_the_version_that_stays(bad: node_pb2.PolicyDelta) -> None:
+    async with talking() as (control, sink, _):
+        await control.answers.get()
+        await answer_to(control, snapshot(version=5))
+        before = sink.core.policy
+        answer = await answer_to(control, bad)
+        assert answer.error_message
+        assert answer.applied_version == 5
+        assert sink.core.policy is before
+        assert (await answer_to(control, snapshot(version=6))).applied_version == 6
 
 
 async def test_a_closed_stream_is_opened_again_under_the_same_registration() -> None:

@@ -1,6 +1,8 @@
-"""A well-formed policy snapshot as the control plane pushes it, to be spoiled by tests."""
+"""Well-formed policies as the control plane pushes them, to be spoiled by tests."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -23,4 +25,18 @@ def snapshot(version: int = 7) -> node_pb2.PolicySnapshot:
     tenant.rates.bytes_per_s = 4
     tenant.min_issue_time.seconds = 100
     tenant.min_issue_time.nanos = 1
+    return message
+
+
+def delta(
+    base_version: int, version: int, *, changed: Iterable[str] = (), removed: Iterable[str] = ()
+) -> node_pb2.PolicyDelta:
+    """Tenants that are as ``acme`` in :func:`snapshot`, and tenants that are gone."""
+    model = snapshot(max(version, 1))
+    message = node_pb2.PolicyDelta(
+        base_version=base_version, version=version, key_set=model.key_set, removed_tenant_ids=removed
+    )
+    for tenant_id in changed:
+        message.tenants.add().CopyFrom(model.tenants[0])
+        message.tenants[-1].tenant_id = tenant_id
     return message
