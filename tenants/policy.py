@@ -62,6 +62,13 @@ class NamespacePolicy:
     tier_limits: Mapping[Tier, int] = field(default_factory=lambda: MappingProxyType({}))
     groups: Mapping[str, GroupPolicy] = field(default_factory=lambda: MappingProxyType({}))
 
+    def epochs_of(self, group_uid: str) -> tuple[int, ...]:
+        """Epochs of a sharing group, ascending, or of the namespace's own salt for an empty uid; () for no member."""
+        if not group_uid:
+            return self.epochs
+        group = self.groups.get(group_uid)
+        return () if group is None else group.epochs
+
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:

@@ -61,13 +61,18 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     is_reply: bool = False
 
 
-class Hello(msgspec.Struct):
-    """Opens a session. The tenant is the token's; there is no field to name one (I1)."""
+class Hello(msgspec.Struct, omit_defaults=True):
+    """Opens a session. The tenant is the token's; there is no field to name one (I1).
+
+    ``group`` is the uid of a sharing group whose salt the keys are derived with; the policy of the token's own
+    namespace says whether it is a member (I2).
+    """
 
     token: str
     namespace: str
     epoch: int
     client: str = ""
+    group: str = ""
 
 
 class HelloReply(msgspec.Struct):

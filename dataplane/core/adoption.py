@@ -102,12 +102,13 @@ def _make_indexes(
     """An empty index for each partition of the snapshot that the policy names, None for the others."""
     indexes: list[PartitionIndex | None] = []
     for name in saved.partitions:
-        partition = restore_partition(policy, saved.tenant, name.namespace, name.namespace_uid, name.epoch)
+        partition = restore_partition(policy, saved.tenant, name.namespace, name.storage_uid, name.epoch)
         if partition is None:
             indexes.append(None)
             continue
         namespace = rules.namespaces[name.namespace]
-        indexes.append(PartitionIndex(partition, owner, namespace.block_bytes, name.epoch == namespace.epochs[-1]))
+        newest = namespace.epochs_of(partition.group_uid)[-1]
+        indexes.append(PartitionIndex(partition, owner, namespace.block_bytes, name.epoch == newest))
     return indexes
 
 

@@ -17,7 +17,7 @@ I9 (no growth past the lease), I12 (what the policy no longer names is gone at o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from typing import Final
 
 from dataplane.core import refusals
@@ -28,7 +28,8 @@ from dataplane.core.entry import Entry, Pin, Promotion, PutRefused, PutTicket
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.extents import ArenaOffset, round_up
 from dataplane.core.invariants import check_invariants
-from dataplane.core.lease import Lease
+from dataplane.core.lease import NEVER_NS, Lease
+from dataplane.core.loans import pin_loans
 from dataplane.core.partition import Partition
 from dataplane.core.policy_in_force import PolicyInForce
 from dataplane.core.pool import Pool
@@ -206,6 +207,7 @@ class CacheCore:
     ) -> list[Pin | None]:
         """Pin the entries of ``keys`` that are in DRAM, in order, None for a miss; touches them last key first.
 
+        In a sharing group what the partition itself lacks is looked for at the peers (:meth:`sources`).
         Every pin must be given back with :meth:`get_end`; until then its bytes stay where they are (I7).
 
         Args:
@@ -214,7 +216,20 @@ class CacheCore:
         index = self._open.get(partition) or self._policies.open_index(partition)
         if index is None:
             return [None] * len(keys)
-        return pin_entries(self._pool, index, keys, now_ns, counts_misses=counts_misses)
+        peers = self._policies.peers(partition, now_ns)
+        pins = pin_entries(self._pool, index, keys, now_ns, counts_misses=counts_misses and not peers)
+        if peers:
+            pin_loans(self._pool, index.owner, [self._open_index(peer) for peer in peers], keys, pins)
+            if counts_misses:
+                index.owner.counters.get_misses += pins.count(None)
+        return pins
+
+    def sources(self, partition: Partition, now_ns: int) -> tuple[Partition, ...]:
+        """The partitions that a get of ``partition`` is served from: its own, then those of its peers in a group (I2).
+
+        Peers are read only while the node is in touch: its lease has not run out. The caller's partition is open.
+        """
+        return (partition, *self._policies.peers(partition, now_ns))
 
     def count_misses(self, partition: Partition, misses: int) -> None:
         """Count what a get found on neither tier."""
@@ -230,17 +245,29 @@ class CacheCore:
         """
         unpin_entries(self._pool, pins)
 
-    def lookup(self, partition: Partition, keys: Sequence[BlockKey]) -> tuple[int, bytes]:
-        """Which keys are there: (how many from the first on without a gap, a byte of 0 or 1 for each); no touch."""
+    def lookup(self, partition: Partition, keys: Sequence[BlockKey], now_ns: int = NEVER_NS) -> tuple[int, bytes]:
+        """Which keys are there: (how many from the first on without a gap, a byte of 0 or 1 for each); no touch.
+
+        Args:
+            now_ns: without it nothing of a sharing group's peers is seen, for which the time must be known.
+        """
         index = self._open.get(partition) or self._policies.open_index(partition)
         if index is None:
             return 0, bytes(len(keys))
+        peers = self._policies.peers(partition, now_ns)
         below = None if self._ssd is None else self._ssd.index(partition)
-        if below is None:
+        if below is None and not peers:
             found = bytes(map(index.entries.__contains__, keys))
-        else:
+        elif not peers:
+            assert below is not None
             in_dram, on_ssd = index.entries, below.entries
             found = bytes([key in in_dram or key in on_ssd for key in keys])
+        else:
+            sources = (partition, *peers)
+            places: list[Container[BlockKey]] = [self._open_index(source).entries for source in sources]
+            if self._ssd is not None:
+                places += [books.entries for books in map(self._ssd.index, sources) if books is not None]
+            found = bytes([any(key in place for place in places) for key in keys])
         gap = found.find(_ABSENT)
         return (len(found) if gap < 0 else gap), found
 
@@ -313,19 +340,27 @@ class CacheCore:
         """
         self._pool.move_with(relocate)
 
-    def promote_start(self, partition: Partition, key: BlockKey, now_ns: int) -> Promotion | None:
-        """Set memory aside for an entry that is on SSD; None if there is none to promote, or no room for it (I4)."""
+    def promote_start(
+        self, partition: Partition, key: BlockKey, now_ns: int, *, source: Partition | None = None
+    ) -> Promotion | None:
+        """Set memory aside for an entry that is on SSD; None if there is none to promote, or no room for it (I4).
+
+        Args:
+            source: where it is, one of :meth:`sources`; ``partition`` itself for None.
+        """
         if now_ns >= self._policies.stops_ns:
             self._policies.freeze()
         index = self._open.get(partition) or self._policies.open_index(partition)
         if self._ssd is None or index is None:
             return None
-        return promote_start(self._pool, self._ssd, index, key, now_ns)
+        return promote_start(self._pool, self._ssd, index, key, now_ns, source=source or partition)
 
     def promote_end(self, promotion: Promotion, checksum: int | None, now_ns: int) -> bool:
         """Make a promoted entry readable; False if it is not: its checksum is None, or it was deleted (I7, I12)."""
         assert self._ssd is not None, "nothing is promoted without an SSD tier"
-        return promote_end(self._pool, self._ssd, promotion, checksum, now_ns)
+        partition = promotion.ticket.entry.index.partition
+        is_source_open = promotion.source in self.sources(partition, now_ns)
+        return promote_end(self._pool, self._ssd, promotion, checksum, now_ns, is_source_open=is_source_open)
 
     def promote_pin(self, partition: Partition, key: BlockKey, now_ns: int) -> Pin | None:
         """Pin one entry for a get that waited for it; counts a hit."""
@@ -376,6 +411,12 @@ class CacheCore:
             check_ssd_invariants(self._ssd)
 
     # ---- inside
+
+    def _open_index(self, partition: Partition) -> PartitionIndex:
+        """The index of a partition that the policy is known to open."""
+        index = self._open.get(partition) or self._policies.open_index(partition)
+        assert index is not None, "I2: a peer that the policy does not open"
+        return index
 
     def _precheck(self, index: PartitionIndex, key: BlockKey, size_bytes: int, extent_bytes: int) -> PutRefused | None:
         """Everything that refuses a put whatever could be evicted (I6)."""

@@ -11,6 +11,7 @@ from saltern.errors import InternalError, SalternError
 from saltern.keys import BlockKey
 
 if TYPE_CHECKING:
+    from dataplane.core.partition import Partition
     from dataplane.core.ssd_books import SsdRead
     from dataplane.core.tenant_cache import PartitionIndex
 
@@ -102,18 +103,28 @@ class PutRefused:
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """The right to read ``size_bytes`` at ``offset`` of the arena until the pin is given back, exactly once."""
+    """The right to read ``size_bytes`` at ``offset`` of the arena until the pin is given back, exactly once.
+
+    Attributes:
+        is_loan: a peer of the entry's owner in a sharing group reads it (:mod:`dataplane.core.loans`).
+    """
 
     offset: ArenaOffset
     size_bytes: int
     checksum: int
     entry: Entry = field(repr=False)
     is_open: bool = True
+    is_loan: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Promotion:
-    """An entry on its way from SSD to ``ticket.offset`` of the arena; end it exactly once."""
+    """An entry on its way from SSD to ``ticket.offset`` of the arena; end it exactly once.
+
+    Attributes:
+        source: the partition on SSD that it comes from: the reader's own, or a peer's in a sharing group.
+    """
 
     ticket: PutTicket
     read: SsdRead
+    source: Partition

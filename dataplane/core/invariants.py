@@ -33,6 +33,7 @@ def check_invariants(pool: Pool) -> None:
     assert pool.above_mark.keys() <= set(pool.tenants.values()), "a tenant is to be trimmed that is gone"
     pool.borrowers.check_invariants(pool.tenants.values())
     pool.held.check_invariants(pool.tenants.values())
+    pool.loans.check_invariants()
     _check_arena(entries, pool.extents)
     if pool.layout is not None:
         pool.layout.check_invariants(entries)
@@ -73,6 +74,7 @@ def _check_tenant(tenant: TenantId, owner: TenantCache, pool: Pool) -> list[Entr
     assert budget.in_flight_bytes == sum(e.size_bytes for e in (*writing, *written_last)), "I8: in-flight"
     assert budget.held_bytes == sum(e.extent_bytes for e in held), "I8: held"
     assert budget.slack_bytes >= 0
+    assert pool.loans.lent_bytes(owner) <= budget.held_bytes, "I7: lent and not held"
     # After a limit was lowered, only transfers in progress may still be above it, and what is known to be leaving (I4).
     is_leaving = owner in pool.above_limit or bool(purged)
     assert budget.used_bytes <= budget.limit_bytes or budget.evictable_bytes == 0 or is_leaving, "I4: above the limit"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from dataplane.core.admission import check_partition
+from dataplane.core.admission import check_partition, peer_partitions
 from dataplane.core.earning import EarningAccount
 from dataplane.core.eviction import Eviction, new_order
 from dataplane.core.lease import NEVER_NS, Lease, without_growth
@@ -68,6 +68,8 @@ class PolicyInForce:
         self._reserved_bytes = dict.fromkeys(Tier, 0)
         #: Tenants that may be above their limits; None for any. Only a policy puts somebody there.
         self._above: set[TenantCache] | None = None
+        #: Of partitions in sharing groups, as far as they have been asked for under this policy.
+        self._peers: dict[Partition, tuple[Partition, ...]] = {}
 
     def renew(self, lease: Lease, now_ns: int) -> None:
         """Go by ``lease`` from now on: limits are those of the policy again, or frozen where it does not hold."""
@@ -152,6 +154,7 @@ class PolicyInForce:
             check_reservations((reserved_bytes[Tier.SSD],), self._ssd.capacity_bytes, Tier.SSD)
         pool.advance(now_ns)
         before, self.policy = self.policy.tenants, policy
+        self._peers.clear()
         self._reserved_bytes = reserved_bytes
         pool.held.set_reserved(reserved_bytes[Tier.DRAM])
         if self._ssd is not None:
@@ -215,9 +218,23 @@ class PolicyInForce:
             return None
         namespace = self.policy.tenants[partition.tenant].namespaces[partition.namespace]
         owner = self._pool.tenants[partition.tenant]
-        index = PartitionIndex(partition, owner, namespace.block_bytes, partition.epoch == namespace.epochs[-1])
+        newest = namespace.epochs_of(partition.group_uid)[-1]
+        index = PartitionIndex(partition, owner, namespace.block_bytes, partition.epoch == newest)
         owner.partitions[partition] = self._open[partition] = index
         return index
+
+    def peers(self, partition: Partition, now_ns: int) -> tuple[Partition, ...]:
+        """Whose entries a session of a sharing group may read besides its own (I2).
+
+        Nobody's once the lease has run out: the control plane then counts this node as one that no longer shares, so a
+        member that has left knows after that time that nobody is served its entries, whether the node heard or not.
+        """
+        if not partition.group_uid or now_ns >= self.stops_ns:
+            return ()
+        peers = self._peers.get(partition)
+        if peers is None:
+            peers = self._peers[partition] = peer_partitions(self.policy, partition)
+        return peers
 
     def _new_tenant(self, tenant: TenantId) -> TenantCache:
         account = EarningAccount() if self._reservations is Reservations.EARNING else None
@@ -228,11 +245,12 @@ class PolicyInForce:
         purged_entries = 0
         for partition, index in list(owner.partitions.items()):
             namespace = rules.namespaces.get(partition.namespace)
-            if namespace is None or namespace.uid != partition.namespace_uid or partition.epoch not in namespace.epochs:
+            epochs = () if namespace is None else namespace.epochs_of(partition.group_uid)
+            if namespace is None or namespace.uid != partition.namespace_uid or partition.epoch not in epochs:
                 purged_entries += self._pool.purge(index)
                 continue
             index.block_bytes = namespace.block_bytes
-            index.is_writable = partition.epoch == namespace.epochs[-1]
+            index.is_writable = partition.epoch == epochs[-1]
             if rules.state is TenantState.ACTIVE:
                 self._open[partition] = index
             else:

@@ -16,6 +16,7 @@ from dataplane.core.entry import Entry, EntryState, PutRefused
 from dataplane.core.extents import GRANULE_BYTES, ArenaOffset, Extents
 from dataplane.core.held import HeldBeyond
 from dataplane.core.layout import Layout
+from dataplane.core.loans import Loans
 from dataplane.core.partition import Partition
 from dataplane.core.reaping import reap_for
 from dataplane.core.tenant_cache import PartitionIndex, TenantCache
@@ -36,6 +37,7 @@ class Pool:
         open: partitions that the policy opens now, as far as they have been used.
         borrowers: who could lose an entry to somebody else's put; whatever changes a tenant is noted there.
         held: what tenants hold beyond their reservations.
+        loans: what members of sharing groups read of each other.
         above_mark: every tenant above its soft mark, and perhaps some that no longer are.
         purged: partitions that are gone and whose memory is yet to be freed; it stays charged until it is (I8).
         above_limit: tenants whose limit was lowered below what they use, while they have something to evict (I4).
@@ -54,6 +56,7 @@ class Pool:
         self.open: Final[dict[Partition, PartitionIndex]] = {}
         self.borrowers: Final = Borrowers()
         self.held: Final = HeldBeyond(self.extents.capacity_bytes)
+        self.loans: Final = Loans()
         self.above_mark: Final[dict[TenantCache, None]] = {}
         self.purged: Final[dict[PartitionIndex, None]] = {}
         self.above_limit: Final[dict[TenantCache, None]] = {}

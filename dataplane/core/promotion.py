@@ -9,21 +9,28 @@ from __future__ import annotations
 
 from dataplane.core.entry import Promotion, PutRefused, PutTicket
 from dataplane.core.extents import round_up
+from dataplane.core.partition import Partition
 from dataplane.core.pool import Pool
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.tenant_cache import PartitionIndex
 from saltern.keys import BlockKey
 
 
-def promote_start(pool: Pool, ssd: SsdTier, index: PartitionIndex, key: BlockKey, now_ns: int) -> Promotion | None:
-    """Set memory aside for an entry that is on SSD, within its tenant's DRAM budget (I4), evicting as a put does.
+def promote_start(
+    pool: Pool, ssd: SsdTier, index: PartitionIndex, key: BlockKey, now_ns: int, *, source: Partition
+) -> Promotion | None:
+    """Set memory aside for an entry that is on SSD, within the reader's DRAM budget (I4), evicting as a put does.
+
+    Args:
+        index: where the entry will be: of the reader, who pays for its memory.
+        source: where it is on SSD: the same partition, or a peer's in a sharing group, who loses nothing by it (I5).
 
     Returns:
         None if it is in DRAM, on its way there, not on SSD, or DRAM has no room for it.
     """
     if key in index.entries or key in index.writing:
         return None
-    below = ssd.find(index.partition, key)
+    below = ssd.find(source, key)
     if below is None:
         return None
     extent_bytes = round_up(below.size_bytes)
@@ -35,14 +42,18 @@ def promote_start(pool: Pool, ssd: SsdTier, index: PartitionIndex, key: BlockKey
     if not below.is_alive:  # what it displaced took its place on SSD
         pool.abort(admitted)
         return None
-    return Promotion(PutTicket(admitted.offset, below.size_bytes, admitted), ssd.read_start(below))
+    read = ssd.read_start(below, reader=index.partition.tenant)
+    return Promotion(PutTicket(admitted.offset, below.size_bytes, admitted), read, source)
 
 
-def promote_end(pool: Pool, ssd: SsdTier, promotion: Promotion, checksum: int | None, now_ns: int) -> bool:
+def promote_end(
+    pool: Pool, ssd: SsdTier, promotion: Promotion, checksum: int | None, now_ns: int, *, is_source_open: bool
+) -> bool:
     """Make a promoted entry readable; False if it is not: it did not verify, or was deleted meanwhile (I7, I12).
 
     Args:
         checksum: XXH3-64 that came with the verified bytes; None if they could not be read.
+        is_source_open: the reader may still read where the entry came from (I2).
     """
     entry = promotion.ticket.close()
     index = entry.index
@@ -50,7 +61,7 @@ def promote_end(pool: Pool, ssd: SsdTier, promotion: Promotion, checksum: int | 
     may_be_served = ssd.read_end(promotion.read, intact=checksum is not None)
     if (
         checksum is None
-        or not may_be_served
+        or not (may_be_served and is_source_open)
         or pool.open.get(index.partition) is not index
         or budget.used_bytes > budget.limit_bytes
     ):

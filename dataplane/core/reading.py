@@ -73,6 +73,8 @@ def unpin_entries(pool: Pool, pins: Iterable[Pin | None]) -> None:
             raise InternalError("a pin was given back twice", reason="PIN_REUSED")
         pin.is_open = False
         entry = pin.entry
+        if pin.is_loan:
+            pool.loans.end(entry)
         unpin(entry)
         if entry.index.owner is not owner:
             if owner is not None:

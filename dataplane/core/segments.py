@@ -134,9 +134,9 @@ def footer_blocks(row_count: int, tombstone_count: int) -> int:
     return -(-(body_bytes + TAG_BYTES + _TRAILER.size) // BLOCK_BYTES)
 
 
-def partition_identity(namespace_uid: str, epoch: int) -> bytes:
+def partition_identity(storage_uid: str, epoch: int) -> bytes:
     """The partition as associated data; no two partitions of a tenant share it."""
-    return frame("saltern/ssd-partition/1", namespace_uid, epoch)
+    return frame("saltern/ssd-partition/1", storage_uid, epoch)
 
 
 class SegmentCipher:

@@ -83,7 +83,7 @@ class SavedPartition:
     """Names a partition as the policy did when the snapshot was written; see dataplane.core.partition."""
 
     namespace: NamespaceId
-    namespace_uid: str
+    storage_uid: str
     epoch: int
 
 
@@ -172,7 +172,7 @@ def encode_snapshot(pool: Pool, eviction: Eviction, arena: ArenaIdentity) -> Ite
             tenants=[
                 _TenantV1(
                     owner.tenant,
-                    [(one.namespace, one.namespace_uid, one.epoch) for one in owner.partitions],
+                    [(one.namespace, one.storage_uid, one.epoch) for one in owner.partitions],
                     list(owner.order.counts),
                     len(entries),
                 )

@@ -126,6 +126,7 @@ class SsdPartition:
     """The SSD index of one partition, and the folder with a data key of its own that its segments lie in.
 
     Attributes:
+        storage_uid: :attr:`dataplane.core.partition.Partition.storage_uid`: namespace and sharing group, if any.
         number: of the folder; never used twice, so that a partition made anew under an old name shares nothing (I12).
         writing: records on their way, by key; invisible (I7).
         remains: keys of records that no index has any more and that are still on disk, by segment: those that could not
@@ -135,7 +136,7 @@ class SsdPartition:
 
     owner: TenantSsd
     number: SegmentNumber
-    namespace_uid: str
+    storage_uid: str
     epoch: int
     entries: dict[BlockKey, SsdEntry] = field(default_factory=dict)
     writing: dict[BlockKey, Append] = field(default_factory=dict)
@@ -184,9 +185,14 @@ class Append:
 
 @dataclass(slots=True, eq=False)
 class SsdRead:
-    """The right to read one record, for a client or to relocate it; end it exactly once."""
+    """The right to read one record, for a client or to relocate it; end it exactly once.
+
+    Attributes:
+        reader: whose read it is: the entry's tenant, or a peer of it in a sharing group.
+    """
 
     entry: SsdEntry
+    reader: TenantId
     relocates: bool = False
     is_open: bool = True
 
@@ -243,7 +249,7 @@ class Outdate:
     """
 
     tenant: TenantId
-    namespace_uid: str
+    storage_uid: str
     epoch: int
 
 

@@ -18,7 +18,7 @@ def check_ssd_invariants(tier: SegmentLog) -> None:
         assert owner.used_bytes - owner.leaving_bytes <= owner.quota.limit_bytes or not owner.in_policy, "I4"
         alive: dict[SegmentNumber, int] = {}
         for (uid, epoch), partition in owner.partitions.items():
-            assert (partition.namespace_uid, partition.epoch, partition.owner) == (uid, epoch, owner), "I2"
+            assert (partition.storage_uid, partition.epoch, partition.owner) == (uid, epoch, owner), "I2"
             for key, entry in partition.entries.items():
                 segment = entry.segment
                 assert entry.key == key and segment.partition is partition, "I2: an entry in foreign hands"

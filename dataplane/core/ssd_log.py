@@ -83,12 +83,12 @@ class SegmentLog:
 
     # ---- recovery
 
-    def adopt_partition(self, tenant: TenantId, number: SegmentNumber, namespace_uid: str, epoch: int) -> SsdPartition:
+    def adopt_partition(self, tenant: TenantId, number: SegmentNumber, storage_uid: str, epoch: int) -> SsdPartition:
         """Take over a partition found on disk. A tenant that no policy has named yet keeps what it has."""
         owner = self._owner(tenant)
-        partition = SsdPartition(owner, number, namespace_uid, epoch)
+        partition = SsdPartition(owner, number, storage_uid, epoch)
         self._next_number = max(self._next_number, number + 1)
-        owner.partitions[namespace_uid, epoch] = partition
+        owner.partitions[storage_uid, epoch] = partition
         return partition
 
     def skip_numbers(self, highest: int) -> None:
@@ -345,7 +345,7 @@ class SegmentLog:
     @staticmethod
     def _has_key(partition: SsdPartition) -> bool:
         """False once its data key is destroyed: nothing of it can come back then."""
-        return partition.owner.partitions.get((partition.namespace_uid, partition.epoch)) is partition
+        return partition.owner.partitions.get((partition.storage_uid, partition.epoch)) is partition
 
     @staticmethod
     def _take_remains(partition: SsdPartition, keys: Sequence[BlockKey]) -> list[tuple[BlockKey, SegmentBooks]]:
@@ -384,9 +384,9 @@ class SegmentLog:
             self._charge(owner, segment.charged_bytes - before_bytes)
             self._ask(Bury(segment, block, keys, targets))
 
-    def _outdate_unknown(self, tenant: TenantId, namespace_uid: str, epoch: int) -> None:
+    def _outdate_unknown(self, tenant: TenantId, storage_uid: str, epoch: int) -> None:
         """I12: a deletion that cannot be told to what is on disk costs the partition what it has there."""
-        outdate = Outdate(tenant, namespace_uid, epoch)
+        outdate = Outdate(tenant, storage_uid, epoch)
         if outdate not in self._outdated:
             self._outdated.add(outdate)
             self._ask(outdate)
@@ -403,7 +403,7 @@ class SegmentLog:
     def _destroy(self, partition: SsdPartition) -> None:
         """I12: unreachable now; the key goes before the first byte does."""
         owner = partition.owner
-        del owner.partitions[partition.namespace_uid, partition.epoch]
+        del owner.partitions[partition.storage_uid, partition.epoch]
         self._ask(DestroyKey(partition))
         for append in partition.writing.values():
             append.is_cancelled = True

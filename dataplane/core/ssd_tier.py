@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from dataplane.core.lease import without_growth
-from dataplane.core.partition import Partition
+from dataplane.core.partition import Partition, storage_uid
 from dataplane.core.segments import (
     BLOCK_BYTES,
     FIXED_BLOCKS,
@@ -81,7 +81,12 @@ class SsdTier(SegmentLog):
             # A second's worth at once; what was taken in advance is still owed under the new rate.
             owner.bucket.rate_per_s = rules.rates.ssd_write_bytes_per_s or self._write_bytes_per_s
             owner.bucket.burst = owner.bucket.rate_per_s
-            live = {(space.uid, epoch) for space in rules.namespaces.values() for epoch in space.epochs}
+            live = {
+                (storage_uid(space.uid, group_uid), epoch)
+                for space in rules.namespaces.values()
+                for group_uid in ("", *space.groups)
+                for epoch in space.epochs_of(group_uid)
+            }
             for identity, partition in list(owner.partitions.items()):
                 if identity not in live:
                     self._destroy(partition)
@@ -112,7 +117,7 @@ class SsdTier(SegmentLog):
         owner = self.tenants.get(partition.tenant)
         if owner is None or not owner.quota.limit_bytes:
             return False
-        books = owner.partitions.get((partition.namespace_uid, partition.epoch))
+        books = owner.partitions.get((partition.storage_uid, partition.epoch))
         return books is None or not (key in books.entries or key in books.writing)
 
     def drop(self, partition: Partition, reason: DropReason) -> None:
@@ -142,10 +147,10 @@ class SsdTier(SegmentLog):
         if refused is not None:
             owner.counters.dropped(refused)
             return None
-        books = owner.partitions.get((partition.namespace_uid, partition.epoch))
+        books = owner.partitions.get((partition.storage_uid, partition.epoch))
         if books is None:
-            books = SsdPartition(owner, self._number(), partition.namespace_uid, partition.epoch)
-            owner.partitions[books.namespace_uid, books.epoch] = books
+            books = SsdPartition(owner, self._number(), partition.storage_uid, partition.epoch)
+            owner.partitions[books.storage_uid, books.epoch] = books
         append = self._admit(books, key, size_bytes)
         if append is None:
             owner.counters.dropped(DropReason.NO_ROOM)
@@ -202,13 +207,19 @@ class SsdTier(SegmentLog):
 
     def _books(self, partition: Partition) -> SsdPartition | None:
         owner = self.tenants.get(partition.tenant)
-        return None if owner is None else owner.partitions.get((partition.namespace_uid, partition.epoch))
+        return None if owner is None else owner.partitions.get((partition.storage_uid, partition.epoch))
 
-    def read_start(self, entry: SsdEntry, *, relocates: bool = False) -> SsdRead:
-        """Hold an entry's file until :meth:`read_end`."""
+    def read_start(self, entry: SsdEntry, *, relocates: bool = False, reader: TenantId | None = None) -> SsdRead:
+        """Hold an entry's file until :meth:`read_end`.
+
+        Args:
+            reader: a peer of its tenant in a sharing group, whose interest writes nothing anew for the owner (I5).
+        """
+        owner = entry.segment.partition.owner.tenant
         entry.segment.readers += 1
-        entry.is_hot = True
-        return SsdRead(entry, relocates)
+        if reader is None or reader == owner:
+            entry.is_hot = True
+        return SsdRead(entry, owner if reader is None else reader, relocates)
 
     def read_end(self, read: SsdRead, *, intact: bool) -> bool:
         """Give a read back; return whether its entry may be served: it is whole, and still there (I7, I12)."""
@@ -227,6 +238,8 @@ class SsdTier(SegmentLog):
                 self._lose(entry)
                 entry.segment.partition.remains.setdefault(entry.segment, set()).add(entry.key)
         elif is_alive and not read.relocates:
+            reader = self.tenants.get(read.reader)
+            counters = counters if reader is None else reader.counters
             counters.reads += 1
             counters.read_bytes += entry.size_bytes
         self._settle(entry.segment)
@@ -237,7 +250,7 @@ class SsdTier(SegmentLog):
     def delete(self, partition: Partition, keys: Iterable[BlockKey]) -> set[BlockKey]:
         """Remove entries, those on their way too; return which were there. Tombstones keep them from coming back."""
         if not self.is_known:
-            self._outdate_unknown(partition.tenant, partition.namespace_uid, partition.epoch)
+            self._outdate_unknown(partition.tenant, partition.storage_uid, partition.epoch)
         books = self._books(partition)
         if books is None:
             return set()

@@ -33,6 +33,7 @@ class TenantCounters:
     Attributes:
         get_hits, get_misses: keys asked for and found, or not.
         get_bytes: lengths of the hits.
+        peer_hits: of ``get_hits``, those that were a peer's entries, in a sharing group.
         hits_held_back: keys asked for that were there and counted as misses, because too much was in transfer already
             (:mod:`dataplane.core.held`).
         put_bytes: lengths of the entries stored.
@@ -45,6 +46,7 @@ class TenantCounters:
     get_hits: int = 0
     get_misses: int = 0
     get_bytes: int = 0
+    peer_hits: int = 0
     hits_held_back: int = 0
     put_bytes: int = 0
     puts_stored: int = 0

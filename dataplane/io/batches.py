@@ -211,8 +211,11 @@ class GetBatch:
         ssd = self._blocks.ssd
         if ssd is None or self._max_sizes is None:
             return False
-        below = ssd.tier.find(self._partition, self._keys[index])
-        return below is not None and below.size_bytes > self._max_sizes[index]
+        for source in self._blocks.core.sources(self._partition, self._blocks.clock.monotonic_ns()):
+            below = ssd.tier.find(source, self._keys[index])
+            if below is not None:
+                return below.size_bytes > self._max_sizes[index]
+        return False
 
     def _count_misses(self) -> None:
         self._blocks.core.count_misses(self._partition, self._pins.count(None))

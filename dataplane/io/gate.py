@@ -81,16 +81,16 @@ class Gate:
         self._revision += 1
         return applied
 
-    def admit(self, token: str, namespace: str, epoch: int) -> Grant:
-        """Verify a token and open the partition it is for.
+    def admit(self, token: str, namespace: str, epoch: int, group_uid: str = "") -> Grant:
+        """Verify a token and open the partition it is for, of a sharing group if ``group_uid`` is not empty.
 
         Raises:
             UnavailableError: NO_POLICY.
             UnauthenticatedError: the token does not verify, has expired or was revoked.
-            PermissionDeniedError: it verifies but does not open this namespace or epoch.
+            PermissionDeniedError: it verifies but does not open this namespace, group or epoch.
         """
         claims = self.verify(token)
-        partition = self._open(claims, NamespaceId(namespace), epoch)
+        partition = self._open(claims, NamespaceId(namespace), epoch, group_uid)
         return Grant(token, claims, partition, PERMISSIONS[claims.role], self._revision)
 
     def renew(self, grant: Grant, token: str) -> Grant:
@@ -107,7 +107,7 @@ class Gate:
                 reason="NAMESPACE_NOT_AVAILABLE",
                 hint="open another session for another namespace",
             )
-        renewed = self.admit(token, old.namespace, old.epoch)
+        renewed = self.admit(token, old.namespace, old.epoch, old.group_uid)
         self._require_same(old, renewed.partition)
         return renewed
 
@@ -129,7 +129,8 @@ class Gate:
     def _recheck(self, grant: Grant) -> None:
         claims = self.verify(grant.token)
         partition = grant.partition
-        self._require_same(partition, self._open(claims, partition.namespace, partition.epoch))
+        now = self._open(claims, partition.namespace, partition.epoch, partition.group_uid)
+        self._require_same(partition, now)
         grant.revision = self._revision
 
     @staticmethod
@@ -142,7 +143,7 @@ class Gate:
                 hint="open a new session",
             )
 
-    def _open(self, claims: Claims, namespace: NamespaceId, epoch: int) -> Partition:
+    def _open(self, claims: Claims, namespace: NamespaceId, epoch: int, group_uid: str) -> Partition:
         policy = self._core.policy
         assert claims.tenant is not None and claims.namespace is not None, "verify_token demands both of a node token"
         tenant = policy.tenants.get(claims.tenant)
@@ -158,6 +159,7 @@ class Gate:
             claims_namespace=claims.namespace,
             requested_namespace=namespace,
             epoch=epoch,
+            group_uid=group_uid,
         )
 
     def verify(self, token: str) -> Claims:

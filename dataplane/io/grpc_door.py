@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from time import monotonic_ns
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 import structlog
@@ -77,6 +77,12 @@ _OPCODES: Final = {
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Request: TypeAlias = (
+    cache_pb2.PutBlocksRequest
+    | cache_pb2.GetBlocksRequest
+    | cache_pb2.LookupBlocksRequest
+    | cache_pb2.DeleteBlocksRequest
+)
 RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message)
 
@@ -121,7 +127,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
             await abort(context, InternalError("the node failed to answer", hint="see the node's log"))
 
     async def _put(self, request: cache_pb2.PutBlocksRequest, context: Context) -> cache_pb2.PutBlocksResponse:
-        partition = self._open(request.namespace_id, request.epoch, Permission.ENTRIES_WRITE, context)
+        partition = self._open(request, Permission.ENTRIES_WRITE, context)
         blocks = request.blocks
         keys = _block_keys([block.key for block in blocks], PUT_BLOCKS_MAX)
         if any(not 1 <= len(block.payload) <= wire.ENTRY_MAX_BYTES for block in blocks):
@@ -158,7 +164,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         return response
 
     async def _get(self, request: cache_pb2.GetBlocksRequest, context: Context) -> cache_pb2.GetBlocksResponse:
-        partition = self._open(request.namespace_id, request.epoch, Permission.ENTRIES_READ, context)
+        partition = self._open(request, Permission.ENTRIES_READ, context)
         keys = _block_keys(request.keys, wire.KEYS_MAX)
         response = cache_pb2.GetBlocksResponse()
         batch = GetBatch(self._node.blocks, partition, keys, None)
@@ -191,15 +197,16 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         return response
 
     async def _lookup(self, request: cache_pb2.LookupBlocksRequest, context: Context) -> cache_pb2.LookupBlocksResponse:
-        partition = self._open(request.namespace_id, request.epoch, Permission.ENTRIES_READ, context)
+        partition = self._open(request, Permission.ENTRIES_READ, context)
         keys = _block_keys(request.keys, wire.KEYS_MAX)
         with CallPace(self._node.traffic, partition.tenant) as pace:
             await pace.enter(len(keys))
-            prefix, found = self._node.blocks.core.lookup(partition, keys)
+            blocks = self._node.blocks
+            prefix, found = blocks.core.lookup(partition, keys, blocks.clock.monotonic_ns())
         return cache_pb2.LookupBlocksResponse(prefix_blocks=prefix, found=map(bool, found))
 
     async def _delete(self, request: cache_pb2.DeleteBlocksRequest, context: Context) -> cache_pb2.DeleteBlocksResponse:
-        partition = self._open(request.namespace_id, request.epoch, Permission.ENTRIES_WRITE, context)
+        partition = self._open(request, Permission.ENTRIES_WRITE, context)
         keys = _block_keys(request.keys, wire.KEYS_MAX)
         deleted = 0
         with CallPace(self._node.traffic, partition.tenant) as pace:
@@ -209,10 +216,11 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
                 await pace.spend(SLICE_KEYS * DELETE_WORK)
         return cache_pb2.DeleteBlocksResponse(deleted_blocks=deleted)
 
-    def _open(self, namespace: str, epoch: int, permission: Permission, context: Context) -> Partition:
+    def _open(self, request: Request, permission: Permission, context: Context) -> Partition:
         """I1: the tenant is the token's, and every call passes the gate."""
         gate = self._node.gate
-        grant = gate.admit(bearer_token(context.invocation_metadata() or ()), namespace, epoch)
+        token = bearer_token(context.invocation_metadata() or ())
+        grant = gate.admit(token, request.namespace_id, request.epoch, request.group_uid)
         return gate.check(grant, permission)
 
 

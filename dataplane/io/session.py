@@ -193,7 +193,8 @@ class Session:
 
     def lookup(self, keys: Sequence[BlockKey]) -> wire.LookupReply:
         """Say which entries are there; raises SalternError if the gate refuses it."""
-        prefix, found = self.blocks.core.lookup(self.require(_READ), keys)
+        blocks = self.blocks
+        prefix, found = blocks.core.lookup(self.require(_READ), keys, blocks.clock.monotonic_ns())
         return wire.LookupReply(prefix, found)
 
     def delete(self, keys: Sequence[BlockKey]) -> int:
@@ -218,7 +219,7 @@ class Session:
 
     def _hello(self, hello: wire.Hello) -> wire.HelloReply:
         node = self._node
-        grant = node.gate.admit(hello.token, hello.namespace, hello.epoch)
+        grant = node.gate.admit(hello.token, hello.namespace, hello.epoch, hello.group)
         partition = grant.partition
         if not self._claim_place(partition.tenant):
             raise too_many_sessions("the tenant has too many sessions open on this node")

@@ -131,7 +131,7 @@ class Disk:
         if cipher is None:
             folder = segment.folder
             data_key = self.data_keys.setdefault(folder, new_data_key())
-            identity = partition_identity(folder.namespace_uid, folder.epoch)
+            identity = partition_identity(folder.storage_uid, folder.epoch)
             cipher = SegmentCipher(data_key, segment.number, os.urandom(SALT_BYTES), identity)
             self.ciphers[segment] = cipher
         return cipher
@@ -280,7 +280,7 @@ class Disk:
         """Make a partition's folder; its key is durable before anything that is sealed with it is written."""
         path = self.folder_path(folder)
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        key = PartitionKey(self.data_keys[folder], folder.namespace_uid, folder.epoch)
+        key = PartitionKey(self.data_keys[folder], folder.storage_uid, folder.epoch)
         self.files.write_small(path / KEY_FILE, wrap_key(self.node_key, key, folder.tenant, folder.number))
         self.files.sync_folder(path.parent)
         self.files.sync_folder(self.root)

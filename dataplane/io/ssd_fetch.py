@@ -14,7 +14,10 @@ from saltern.keys import BlockKey
 
 @dataclass(slots=True, eq=False)
 class ReadJob:
-    """An entry to read into ``target``; ``done`` gets its checksum, or None if it is not there whole (I7)."""
+    """An entry to read into ``target``; ``done`` gets its checksum, or None if it is not there whole (I7).
+
+    The read counts against ``read.reader``: in a sharing group that need not be the entry's own tenant (I5).
+    """
 
     read: SsdRead
     target: memoryview

@@ -41,7 +41,7 @@ class PartitionKey:
     """A data key and whose it is."""
 
     data_key: bytes = field(repr=False)
-    namespace_uid: str
+    storage_uid: str
     epoch: int
 
 
@@ -70,7 +70,7 @@ def new_data_key() -> bytes:
 def wrap_key(node_key: bytes, key: PartitionKey, tenant: TenantId, number: int) -> bytes:
     """The content of a key file; bound to the tenant and the folder that it lies in (I2)."""
     nonce = os.urandom(NONCE_BYTES)
-    body = _BODY.pack(key.data_key, key.epoch) + key.namespace_uid.encode()
+    body = _BODY.pack(key.data_key, key.epoch) + key.storage_uid.encode()
     return _MAGIC + nonce + AESGCM(node_key).encrypt(nonce, body, frame(_MAGIC, tenant, number))
 
 

@@ -30,7 +30,7 @@ class OutdatedPartitions:
     def add(self, outdate: Outdate) -> None:
         """Returns once it is durable. Raises OSError."""
         lines = self._read()
-        lines[json.dumps([outdate.tenant, outdate.namespace_uid, outdate.epoch])] = None
+        lines[json.dumps([outdate.tenant, outdate.storage_uid, outdate.epoch])] = None
         self._files.write_small(self.path, "".join(f"{line}\n" for line in lines).encode())
 
     def all(self) -> list[Outdate]:
@@ -38,8 +38,8 @@ class OutdatedPartitions:
         found = []
         for line in self._read():
             match json.loads(line) if line.startswith("[") and line.endswith("]") else None:
-                case [str(tenant), str(namespace_uid), int(epoch)]:
-                    found.append(Outdate(TenantId(tenant), namespace_uid, epoch))
+                case [str(tenant), str(storage_uid), int(epoch)]:
+                    found.append(Outdate(TenantId(tenant), storage_uid, epoch))
                 case _:
                     raise ValueError(f"{self.path} is damaged")
         return found

@@ -15,7 +15,7 @@ class Folder:
 
     tenant: TenantId
     number: int
-    namespace_uid: str
+    storage_uid: str
     epoch: int
 
 
@@ -26,7 +26,7 @@ class SegmentPath:
 
 
 def folder_of(partition: SsdPartition) -> Folder:
-    return Folder(partition.owner.tenant, partition.number, partition.namespace_uid, partition.epoch)
+    return Folder(partition.owner.tenant, partition.number, partition.storage_uid, partition.epoch)
 
 
 def place_of(segment: SegmentBooks) -> SegmentPath:

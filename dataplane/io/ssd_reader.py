@@ -81,31 +81,45 @@ class Reader:
         max_sizes: Sequence[int] | None,
     ) -> Fetch | None:
         """Begin to bring what ``pins`` lacks from SSD into DRAM; None if there is nothing to wait for."""
-        below = self._tier.index(partition)
-        if below is None or not below.entries:
-            return None
         fetch = Fetch(partition, pins)
         reads: list[ReadJob] = []
-        find = below.entries.get
-        for position, key in enumerate(keys):
-            if pins[position] is not None:
-                continue
-            entry = find(key)
-            if entry is None or (max_sizes is not None and entry.size_bytes > max_sizes[position]):
-                continue
-            if key not in fetch.pending:
-                if not self._promote(partition, key, fetch, reads):
-                    continue
-                fetch.pending[key] = []
-            fetch.pending[key].append(position)
-            fetch.expected_bytes += entry.size_bytes
+        for source in self._core.sources(partition, self._clock.monotonic_ns()):
+            self._fetch_from(source, keys, max_sizes, fetch, reads)
         self._submit(reads)
         if not fetch.pending:
             return None
         fetch.limit(self._workers.call_later(self._read_s, lambda: self._give_up(fetch)))
         return fetch
 
-    def _promote(self, partition: Partition, key: BlockKey, fetch: Fetch, reads: list[ReadJob]) -> bool:
+    def _fetch_from(
+        self,
+        source: Partition,
+        keys: Sequence[BlockKey],
+        max_sizes: Sequence[int] | None,
+        fetch: Fetch,
+        reads: list[ReadJob],
+    ) -> None:
+        """Begin to bring what ``source`` has of a get's missing keys."""
+        below = self._tier.index(source)
+        if below is None or not below.entries:
+            return
+        find, pins, earlier = below.entries.get, fetch.pins, frozenset(fetch.pending)
+        for position, key in enumerate(keys):
+            if pins[position] is not None or key in earlier:
+                continue
+            entry = find(key)
+            if entry is None or (max_sizes is not None and entry.size_bytes > max_sizes[position]):
+                continue
+            if key not in fetch.pending:
+                if not self._promote(fetch.partition, source, key, fetch, reads):
+                    continue
+                fetch.pending[key] = []
+            fetch.pending[key].append(position)
+            fetch.expected_bytes += entry.size_bytes
+
+    def _promote(
+        self, partition: Partition, source: Partition, key: BlockKey, fetch: Fetch, reads: list[ReadJob]
+    ) -> bool:
         """Begin one promotion, whose read is added to ``reads``, or join one that is on its way."""
         waiting = self._promotions.get((partition, key))
         if waiting is not None:
@@ -114,7 +128,7 @@ class Reader:
         reads_max, count = self._reads_max, len(reads)
         if self.in_progress + count >= reads_max or 2 * (self._tenant_reads[partition.tenant] + count) >= reads_max:
             return False
-        promotion = self._core.promote_start(partition, key, self._clock.monotonic_ns())
+        promotion = self._core.promote_start(partition, key, self._clock.monotonic_ns(), source=source)
         if promotion is None:
             return False
         self._promotions[partition, key] = [fetch]
@@ -157,7 +171,7 @@ class Reader:
         wanted = [
             Wanted(one.read.entry.block, one.read.entry.key, one.read.entry.size_bytes, one.target) for one in run
         ]
-        tenant = place.folder.tenant
+        tenant = run[0].read.reader
         if not self.in_progress:
             self._progress_ns = self._clock.monotonic_ns()
         self.in_progress += len(run)

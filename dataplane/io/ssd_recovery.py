@@ -104,7 +104,7 @@ def adopt(found: Found, tier: SsdTier) -> None:
     tier.unusable_bytes = found.unusable_bytes
     tier.skip_numbers(found.highest_number)
     partitions = {
-        folder: tier.adopt_partition(folder.tenant, SegmentNumber(folder.number), folder.namespace_uid, folder.epoch)
+        folder: tier.adopt_partition(folder.tenant, SegmentNumber(folder.number), folder.storage_uid, folder.epoch)
         for folder in found.folders
     }
     for one in sorted(found.segments, key=lambda segment: segment.path.number):
@@ -139,7 +139,7 @@ def _find_partition(disk: Disk, found: Found, tenant: TenantId, path: Path) -> N
             return
         _leave_alone(found, path, str(error))
         return
-    folder = Folder(tenant, number, key.namespace_uid, key.epoch)
+    folder = Folder(tenant, number, key.storage_uid, key.epoch)
     for older in [other for other in found.folders if _is_same_partition(other, folder)]:
         # A partition has one folder: the older one was about to be destroyed when the process died (I12).
         _discard(disk, found, older)
@@ -163,7 +163,7 @@ def _find_partition(disk: Disk, found: Found, tenant: TenantId, path: Path) -> N
 def discard_outdated(disk: Disk, found: Found, outdated: Collection[Outdate]) -> None:
     """I12: what cannot be reconciled with deletions that it was not told of goes, key first. Raises OSError."""
     for folder in list(found.folders):
-        if Outdate(folder.tenant, folder.namespace_uid, folder.epoch) in outdated:
+        if Outdate(folder.tenant, folder.storage_uid, folder.epoch) in outdated:
             _discard(disk, found, folder)
             path = disk.folder_path(folder)
             found.problems.append(f"{path}: entries were deleted while it could not be read; removed")
@@ -179,7 +179,7 @@ def _discard(disk: Disk, found: Found, folder: Folder) -> None:
 
 
 def _is_same_partition(one: Folder, other: Folder) -> bool:
-    return (one.tenant, one.namespace_uid, one.epoch) == (other.tenant, other.namespace_uid, other.epoch)
+    return (one.tenant, one.storage_uid, one.epoch) == (other.tenant, other.storage_uid, other.epoch)
 
 
 def _finish_deletion(disk: Disk, folder: Path, paths: Iterable[Path]) -> None:
@@ -200,7 +200,7 @@ def _find_segment(disk: Disk, found: Found, place: SegmentPath, data_key: bytes)
             return None  # the process died before the first record
         block = aligned(BLOCK_BYTES)
         _read(disk, descriptor, block, 0)
-        identity = partition_identity(place.folder.namespace_uid, place.folder.epoch)
+        identity = partition_identity(place.folder.storage_uid, place.folder.epoch)
         try:
             cipher = SegmentCipher.open_head(block, data_key, place.number, identity)
         except OtherVersionError:

@@ -58,7 +58,7 @@ def view_of(ssd_dir: Path, state_dir: Path) -> dict[str, TenantView]:
 def _read_segment(path: Path, key: PartitionKey, view: TenantView) -> None:
     raw = memoryview(path.read_bytes())
     number = SegmentNumber(int(path.stem, 16))
-    identity = partition_identity(key.namespace_uid, key.epoch)
+    identity = partition_identity(key.storage_uid, key.epoch)
     try:
         cipher = SegmentCipher.open_head(raw[:BLOCK_BYTES], key.data_key, number, identity)
     except BadFormatError:

@@ -77,10 +77,10 @@ class TellingNode(Node):
         found: set[tuple[str, int, bytes]] = set()
         for owner, index in self._pool_indexes():
             if owner == tenant:
-                found.update((index.partition.namespace_uid, index.partition.epoch, key) for key in index.entries)
+                found.update((index.partition.storage_uid, index.partition.epoch, key) for key in index.entries)
         below = self._tier.tenants.get(TenantId(tenant)) if self._tier else None
         for books in below.partitions.values() if below else ():
-            found.update((books.namespace_uid, books.epoch, key) for key in books.entries)
+            found.update((books.storage_uid, books.epoch, key) for key in books.entries)
         return found
 
     def _pool_indexes(self) -> list[tuple[str, Any]]:

@@ -233,7 +233,7 @@ class ModelDisk:
     def _folder(self, partition: SsdPartition) -> Folder:
         if partition.number not in self.folders:
             owner = partition.owner.tenant
-            self.folders[partition.number] = Folder(owner, partition.number, partition.namespace_uid, partition.epoch)
+            self.folders[partition.number] = Folder(owner, partition.number, partition.storage_uid, partition.epoch)
         return self.folders[partition.number]
 
     def _write(self, file: File, blocks: int) -> None:

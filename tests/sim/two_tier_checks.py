@@ -46,7 +46,7 @@ class Watch:
 def on_ssd(world: TwoTierWorld) -> dict[tuple[Partition, BlockKey], int]:
     """Where each entry on SSD lies, as the index has it: its segment's number and block in one."""
     return {
-        (Partition(owner.tenant, NamespaceId("ns"), books.namespace_uid, books.epoch), key): (
+        (Partition(owner.tenant, NamespaceId("ns"), books.storage_uid, books.epoch), key): (
             entry.segment.number << 32 | entry.block
         )
         for owner in world.tier.tenants.values()

@@ -258,7 +258,7 @@ class TwoTierWorld:
                 assert record is not None, "I8: a footer names a record that was never written"
                 expected[file.folder.partition, key] = record.value
         there = {
-            (Partition(owner.tenant, _NS, books.namespace_uid, books.epoch), key)
+            (Partition(owner.tenant, _NS, books.storage_uid, books.epoch), key)
             for owner in self.tier.tenants.values()
             for books in owner.partitions.values()
             for key in books.entries
@@ -712,7 +712,7 @@ class TwoTierWorld:
         self.collect()
         self.drain()
         sealed = {
-            (Partition(owner.tenant, _NS, books.namespace_uid, books.epoch), key)
+            (Partition(owner.tenant, _NS, books.storage_uid, books.epoch), key)
             for owner in self.tier.tenants.values()
             for books in owner.partitions.values()
             for key, entry in books.entries.items()
@@ -852,7 +852,7 @@ class TwoTierWorld:
     def _on_disk(self) -> set[tuple[Partition, BlockKey]]:
         """Entries whose records are on disk, whole: they outlive the process."""
         return {
-            (Partition(owner.tenant, _NS, books.namespace_uid, books.epoch), key)
+            (Partition(owner.tenant, _NS, books.storage_uid, books.epoch), key)
             for owner in self.tier.tenants.values()
             for books in owner.partitions.values()
             for key, entry in books.entries.items()
@@ -861,7 +861,7 @@ class TwoTierWorld:
 
     @staticmethod
     def _partition_of(books: SsdPartition) -> Partition:
-        return Partition(books.owner.tenant, _NS, books.namespace_uid, books.epoch)
+        return Partition(books.owner.tenant, _NS, books.storage_uid, books.epoch)
 
     def _any_partition(self) -> Partition:
         """One of the policy's, mostly; else one that it does not open."""

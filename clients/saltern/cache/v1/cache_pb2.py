@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csaltern/cache/v1/cache.proto\x12\x10saltern.cache.v1\"%\n\x05\x42lock\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\xac\x01\n\x0b\x42lockStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12=\n\x08metadata\x18\x04 \x03(\x0b\x32+.saltern.cache.v1.BlockStatus.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"`\n\x10PutBlocksRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\'\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x17.saltern.cache.v1.Block\"D\n\x11PutBlocksResponse\x12/\n\x08statuses\x18\x01 \x03(\x0b\x32\x1d.saltern.cache.v1.BlockStatus\"E\n\x10GetBlocksRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\"<\n\x11GetBlocksResponse\x12\'\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x17.saltern.cache.v1.Block\"H\n\x13LookupBlocksRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\"<\n\x14LookupBlocksResponse\x12\x15\n\rprefix_blocks\x18\x01 \x01(\x05\x12\r\n\x05\x66ound\x18\x02 \x03(\x08\"H\n\x13\x44\x65leteBlocksRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\".\n\x14\x44\x65leteBlocksResponse\x12\x16\n\x0e\x64\x65leted_blocks\x18\x01 \x01(\x05\x32\xf8\x02\n\x0c\x43\x61\x63heService\x12T\n\tPutBlocks\x12\".saltern.cache.v1.PutBlocksRequest\x1a#.saltern.cache.v1.PutBlocksResponse\x12T\n\tGetBlocks\x12\".saltern.cache.v1.GetBlocksRequest\x1a#.saltern.cache.v1.GetBlocksResponse\x12]\n\x0cLookupBlocks\x12%.saltern.cache.v1.LookupBlocksRequest\x1a&.saltern.cache.v1.LookupBlocksResponse\x12]\n\x0c\x44\x65leteBlocks\x12%.saltern.cache.v1.DeleteBlocksRequest\x1a&.saltern.cache.v1.DeleteBlocksResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csaltern/cache/v1/cache.proto\x12\x10saltern.cache.v1\"%\n\x05\x42lock\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\xac\x01\n\x0b\x42lockStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12=\n\x08metadata\x18\x04 \x03(\x0b\x32+.saltern.cache.v1.BlockStatus.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"s\n\x10PutBlocksRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\'\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x17.saltern.cache.v1.Block\x12\x11\n\tgroup_uid\x18\x04 \x01(\t\"D\n\x11PutBlocksResponse\x12/\n\x08statuses\x18\x01 \x03(\x0b\x32\x1d.saltern.cache.v1.BlockStatus\"X\n\x10GetBlocksRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\x12\x11\n\tgroup_uid\x18\x04 \x01(\t\"<\n\x11GetBlocksResponse\x12\'\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x17.saltern.cache.v1.Block\"[\n\x13LookupBlocksRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\x12\x11\n\tgroup_uid\x18\x04 \x01(\t\"<\n\x14LookupBlocksResponse\x12\x15\n\rprefix_blocks\x18\x01 \x01(\x05\x12\r\n\x05\x66ound\x18\x02 \x03(\x08\"[\n\x13\x44\x65leteBlocksRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\x12\x11\n\tgroup_uid\x18\x04 \x01(\t\".\n\x14\x44\x65leteBlocksResponse\x12\x16\n\x0e\x64\x65leted_blocks\x18\x01 \x01(\x05\x32\xf8\x02\n\x0c\x43\x61\x63heService\x12T\n\tPutBlocks\x12\".saltern.cache.v1.PutBlocksRequest\x1a#.saltern.cache.v1.PutBlocksResponse\x12T\n\tGetBlocks\x12\".saltern.cache.v1.GetBlocksRequest\x1a#.saltern.cache.v1.GetBlocksResponse\x12]\n\x0cLookupBlocks\x12%.saltern.cache.v1.LookupBlocksRequest\x1a&.saltern.cache.v1.LookupBlocksResponse\x12]\n\x0c\x44\x65leteBlocks\x12%.saltern.cache.v1.DeleteBlocksRequest\x1a&.saltern.cache.v1.DeleteBlocksResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,21 +40,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BLOCKSTATUS_METADATAENTRY']._serialized_start=215
   _globals['_BLOCKSTATUS_METADATAENTRY']._serialized_end=262
   _globals['_PUTBLOCKSREQUEST']._serialized_start=264
-  _globals['_PUTBLOCKSREQUEST']._serialized_end=360
-  _globals['_PUTBLOCKSRESPONSE']._serialized_start=362
-  _globals['_PUTBLOCKSRESPONSE']._serialized_end=430
-  _globals['_GETBLOCKSREQUEST']._serialized_start=432
-  _globals['_GETBLOCKSREQUEST']._serialized_end=501
-  _globals['_GETBLOCKSRESPONSE']._serialized_start=503
-  _globals['_GETBLOCKSRESPONSE']._serialized_end=563
-  _globals['_LOOKUPBLOCKSREQUEST']._serialized_start=565
-  _globals['_LOOKUPBLOCKSREQUEST']._serialized_end=637
-  _globals['_LOOKUPBLOCKSRESPONSE']._serialized_start=639
-  _globals['_LOOKUPBLOCKSRESPONSE']._serialized_end=699
-  _globals['_DELETEBLOCKSREQUEST']._serialized_start=701
-  _globals['_DELETEBLOCKSREQUEST']._serialized_end=773
-  _globals['_DELETEBLOCKSRESPONSE']._serialized_start=775
-  _globals['_DELETEBLOCKSRESPONSE']._serialized_end=821
-  _globals['_CACHESERVICE']._serialized_start=824
-  _globals['_CACHESERVICE']._serialized_end=1200
+  _globals['_PUTBLOCKSREQUEST']._serialized_end=379
+  _globals['_PUTBLOCKSRESPONSE']._serialized_start=381
+  _globals['_PUTBLOCKSRESPONSE']._serialized_end=449
+  _globals['_GETBLOCKSREQUEST']._serialized_start=451
+  _globals['_GETBLOCKSREQUEST']._serialized_end=539
+  _globals['_GETBLOCKSRESPONSE']._serialized_start=541
+  _globals['_GETBLOCKSRESPONSE']._serialized_end=601
+  _globals['_LOOKUPBLOCKSREQUEST']._serialized_start=603
+  _globals['_LOOKUPBLOCKSREQUEST']._serialized_end=694
+  _globals['_LOOKUPBLOCKSRESPONSE']._serialized_start=696
+  _globals['_LOOKUPBLOCKSRESPONSE']._serialized_end=756
+  _globals['_DELETEBLOCKSREQUEST']._serialized_start=758
+  _globals['_DELETEBLOCKSREQUEST']._serialized_end=849
+  _globals['_DELETEBLOCKSRESPONSE']._serialized_start=851
+  _globals['_DELETEBLOCKSRESPONSE']._serialized_end=897
+  _globals['_CACHESERVICE']._serialized_start=900
+  _globals['_CACHESERVICE']._serialized_end=1276
 # @@protoc_insertion_point(module_scope)

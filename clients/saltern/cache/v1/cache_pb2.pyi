@@ -101,10 +101,13 @@ class PutBlocksRequest(_message.Message):
     NAMESPACE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
+    GROUP_UID_FIELD_NUMBER: _builtins.int
     namespace_id: _builtins.str
     """{namespace}"""
     epoch: _builtins.int
     """Epoch that the keys were derived under."""
+    group_uid: _builtins.str
+    """uid of the sharing group whose salt the keys were derived with; empty for the namespace's own."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Block]:
         """At most 1024 blocks and 64 MiB in one request."""
@@ -115,10 +118,11 @@ class PutBlocksRequest(_message.Message):
         namespace_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         blocks: _abc.Iterable[Global___Block] | None = ...,
+        group_uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "epoch", b"epoch", "namespace_id", b"namespace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "epoch", b"epoch", "group_uid", b"group_uid", "namespace_id", b"namespace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -153,8 +157,10 @@ class GetBlocksRequest(_message.Message):
     NAMESPACE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    GROUP_UID_FIELD_NUMBER: _builtins.int
     namespace_id: _builtins.str
     epoch: _builtins.int
+    group_uid: _builtins.str
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
@@ -163,10 +169,11 @@ class GetBlocksRequest(_message.Message):
         namespace_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        group_uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "keys", b"keys", "namespace_id", b"namespace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_uid", b"group_uid", "keys", b"keys", "namespace_id", b"namespace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -201,8 +208,10 @@ class LookupBlocksRequest(_message.Message):
     NAMESPACE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    GROUP_UID_FIELD_NUMBER: _builtins.int
     namespace_id: _builtins.str
     epoch: _builtins.int
+    group_uid: _builtins.str
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
@@ -211,10 +220,11 @@ class LookupBlocksRequest(_message.Message):
         namespace_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        group_uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "keys", b"keys", "namespace_id", b"namespace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_uid", b"group_uid", "keys", b"keys", "namespace_id", b"namespace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -252,8 +262,10 @@ class DeleteBlocksRequest(_message.Message):
     NAMESPACE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    GROUP_UID_FIELD_NUMBER: _builtins.int
     namespace_id: _builtins.str
     epoch: _builtins.int
+    group_uid: _builtins.str
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
@@ -262,10 +274,11 @@ class DeleteBlocksRequest(_message.Message):
         namespace_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        group_uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "keys", b"keys", "namespace_id", b"namespace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_uid", b"group_uid", "keys", b"keys", "namespace_id", b"namespace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
