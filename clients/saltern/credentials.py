@@ -52,6 +52,8 @@ class NodeEndpoint:
         shm_path: path of the unix socket of the shared-memory transport, or empty if it has none.
         host_id: what the node must answer for its host; empty accepts any.
         tls_server_name: what the node's certificate must be for; empty for a node that serves plain text.
+        read_only: it is being emptied (cordoned, draining): it answers reads, and new blocks go elsewhere. No part of
+            what a node *is*: sessions with it stay.
     """
 
     node_id: str
@@ -59,6 +61,7 @@ class NodeEndpoint:
     shm_path: str = ""
     host_id: str = ""
     tls_server_name: str = ""
+    read_only: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
