@@ -71,9 +71,7 @@ async def read_policy_rows(database: Database, base_version: int | None = None) 
             tenants=await rows.of(models.Tenant, models.Tenant.id),
             quotas=await rows.of(models.TierQuota, models.TierQuota.tenant_id),
             rates=await rows.of(models.RateLimits, models.RateLimits.tenant_id),
-            namespaces=await rows.of(
-                select(models.Namespace).order_by(models.Namespace.id), models.Namespace.tenant_id
-            ),
+            namespaces=await rows.of(models.Namespace, models.Namespace.tenant_id),
             salt_epochs=await rows.of(models.SaltEpoch, models.SaltEpoch.tenant_id),
             nodes=list(await session.scalars(select(models.Node))),
             granted_bytes=await rows.granted_bytes(),
