@@ -48,6 +48,7 @@ from controlplane.node.registry import LOST_AFTER
 from controlplane.node.service import NodeService
 from controlplane.restored import RestoreWatch
 from controlplane.rpc import database_failure
+from controlplane.salts.keeper import SaltKeeper
 from controlplane.secrets import KeyEncryptionKey, load_key_encryption_key
 from controlplane.settings import ControlSettings
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
@@ -220,6 +221,8 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         )
         keeping = asyncio.create_task(keeper.run(), name="key keeper")
         stack.push_async_callback(_cancel, keeping)
+        salting = asyncio.create_task(SaltKeeper(database, key_encryption_key, clock).run(), name="salt keeper")
+        stack.push_async_callback(_cancel, salting)
         signing = await _start_checkpoints(settings, database, key_encryption_key, clock)
         stack.push_async_callback(signing.stop)  # after the drain: the last acts are signed too
         metrics_endpoint = await stack.enter_async_context(serving_metrics(metrics, settings.metrics_listen))

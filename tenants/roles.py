@@ -29,6 +29,7 @@ class Permission(StrEnum):
     NAMESPACES_READ = "namespaces.read"
     QUOTAS_MANAGE = "quotas.manage"
     QUOTAS_READ = "quotas.read"
+    SALTS_MANAGE = "salts.manage"
     SALTS_READ = "salts.read"
     CREDENTIALS_MANAGE = "credentials.manage"
     CREDENTIALS_READ = "credentials.read"
@@ -62,6 +63,7 @@ PERMISSIONS: dict[Role, frozenset[Permission]] = {
     Role.TENANT_ADMIN: _TENANT_VIEW
     | {
         Permission.NAMESPACES_MANAGE,
+        Permission.SALTS_MANAGE,
         Permission.CREDENTIALS_MANAGE,
         Permission.CREDENTIALS_READ,
         Permission.AUDIT_READ,

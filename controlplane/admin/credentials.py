@@ -27,8 +27,10 @@ from saltern.admin.v1 import credentials_pb2, credentials_pb2_grpc
 from saltern.errors import AlreadyExistsError, FailedPreconditionError, PermissionDeniedError
 from saltern.names import ApiKeyId, TenantId, api_key_name, parse_api_key_name, parse_identifier, tenant_name
 from tenants.roles import PLATFORM_ROLES, TENANT_ROLES, Permission, Role
+from tenants.salts import parse_scope_id
 
 API_KEYS_PER_OWNER_MAX = 1000
+_BINDABLE_ROLES = frozenset({Role.WRITER, Role.READER})
 
 
 class CredentialService(AdminServicer, credentials_pb2_grpc.CredentialServiceServicer):
@@ -44,6 +46,7 @@ class CredentialService(AdminServicer, credentials_pb2_grpc.CredentialServiceSer
         role = _parse_role(request.api_key.role, tenant, caller)
         display_name = parse_text(request.api_key.display_name, "display_name", max_chars=DISPLAY_NAME_MAX_CHARS)
         expire_time = self._parse_expire_time(request.api_key)
+        project, user = _parse_binding(request.api_key, role)
         issued = issue_api_key()
 
         async def act(session: AsyncSession, now: datetime) -> Change[credentials_pb2.CreateApiKeyResponse]:
@@ -62,6 +65,8 @@ class CredentialService(AdminServicer, credentials_pb2_grpc.CredentialServiceSer
                 created_by=caller.subject,
                 create_time=now,
                 expire_time=expire_time,
+                project_id=project or None,
+                user_id=user or None,
             )
             row = (await session.scalars(create.on_conflict_do_nothing().returning(ApiKey))).one_or_none()
             if row is None:
@@ -208,6 +213,23 @@ def _parse_role(value: int, tenant: TenantId | None, caller: Caller) -> Role:
             "only the platform gives out its own roles", reason="ROLE_NOT_GRANTABLE", hint=f"choose one of: {choices}"
         )
     raise refused("role", "is not one that this owner's keys can have", f"choose one of: {choices}")
+
+
+def _parse_binding(api_key: credentials_pb2.ApiKey, role: Role) -> tuple[str, str]:
+    """The project and the user that a new key is bound to; empty where it is not.
+
+    Raises:
+        InvalidArgumentError: malformed, or the role is another than writer and reader: one that makes keys could make
+            itself a wider one, and one that reads no entries gets no salt.
+    """
+    project = parse_scope_id(api_key.project_id, "project_id")
+    user = parse_scope_id(api_key.user_id, "user_id")
+    if (project or user) and role not in _BINDABLE_ROLES:
+        choices = ", ".join(sorted(choice.value for choice in _BINDABLE_ROLES))
+        raise refused(
+            "api_key.project_id", f"and user_id cannot bind the role {role.value}", f"choose one of: {choices}"
+        )
+    return project, user
 
 
 async def load_api_key(

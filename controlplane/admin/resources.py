@@ -10,7 +10,16 @@ from google.protobuf.message import Message
 
 from controlplane.admin.etags import make_etag
 from controlplane.admin.fields import to_timestamp
-from controlplane.db.models import PLATFORM_CHAIN, ApiKey, AuditEvent, AuditOutcome, Namespace, SaltPolicy, Tenant
+from controlplane.db.models import (
+    PLATFORM_CHAIN,
+    ApiKey,
+    AuditEvent,
+    AuditOutcome,
+    Namespace,
+    SaltEpoch,
+    SaltPolicy,
+    Tenant,
+)
 from controlplane.db.models import RateLimits as RateLimitsRow
 from controlplane.db.models import TierQuota as TierQuotaRow
 from saltern.admin.v1 import (
@@ -52,7 +61,14 @@ ROLE_TO_PROTO = {
     Role.NODE: credentials_pb2.ROLE_NODE,
 }
 ROLE_FROM_PROTO = {proto: role for role, proto in ROLE_TO_PROTO.items()}
-_SCOPE_TO_PROTO = {SaltScope.TENANT: salt_policies_pb2.SaltPolicy.SCOPE_TENANT}
+SCOPE_TO_PROTO = {
+    SaltScope.TENANT: salt_policies_pb2.SaltPolicy.SCOPE_TENANT,
+    SaltScope.NAMESPACE: salt_policies_pb2.SaltPolicy.SCOPE_NAMESPACE,
+    SaltScope.PROJECT: salt_policies_pb2.SaltPolicy.SCOPE_PROJECT,
+    SaltScope.USER: salt_policies_pb2.SaltPolicy.SCOPE_USER,
+    SaltScope.SESSION: salt_policies_pb2.SaltPolicy.SCOPE_SESSION,
+}
+SCOPE_FROM_PROTO = {proto: scope for scope, proto in SCOPE_TO_PROTO.items()}
 _OUTCOME_TO_PROTO = {
     AuditOutcome.SUCCESS: audit_pb2.AuditEvent.OUTCOME_SUCCESS,
     AuditOutcome.DENIED: audit_pb2.AuditEvent.OUTCOME_DENIED,
@@ -111,14 +127,28 @@ def _to_rates(row: RateLimitsRow | None) -> quotas_pb2.RateLimits:
     )
 
 
-def to_salt_policy(tenant: Tenant, row: SaltPolicy) -> salt_policies_pb2.SaltPolicy:
-    return salt_policies_pb2.SaltPolicy(
+def to_salt_policy(tenant: Tenant, row: SaltPolicy, epochs: Sequence[SaltEpoch]) -> salt_policies_pb2.SaltPolicy:
+    """``epochs``: every epoch of the tenant, ascending. Of their roots nothing is in the resource."""
+    policy = salt_policies_pb2.SaltPolicy(
         name=salt_policy_name(TenantId(tenant.id)),
-        scope=_SCOPE_TO_PROTO[row.scope],
+        scope=SCOPE_TO_PROTO[row.scope],
         epoch=row.epoch,
+        epochs=[
+            salt_policies_pb2.SaltEpoch(
+                epoch=epoch.epoch,
+                create_time=to_timestamp(epoch.create_time),
+                read_until_time=to_timestamp(epoch.read_until_time),
+            )
+            for epoch in epochs
+        ],
+        next_rotation_time=to_timestamp(row.next_rotation_time),
         update_time=to_timestamp(row.update_time),
         etag=make_etag(tenant.uid, row.revision),
     )
+    policy.grace_period.FromSeconds(row.grace_period_s)
+    if row.rotation_period_s:
+        policy.rotation_period.FromSeconds(row.rotation_period_s)
+    return policy
 
 
 def to_api_key(row: ApiKey, now: datetime) -> credentials_pb2.ApiKey:
@@ -135,6 +165,8 @@ def to_api_key(row: ApiKey, now: datetime) -> credentials_pb2.ApiKey:
         lookup=row.lookup,
         rotate_time=to_timestamp(row.rotate_time),
         previous=_to_previous(row, now),
+        project_id=row.project_id or "",
+        user_id=row.user_id or "",
     )
 
 

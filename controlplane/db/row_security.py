@@ -51,6 +51,8 @@ class ServiceTask(StrEnum):
     AUDIT_CHECKPOINT = "checkpoints of audit chains"
     #: A node serves every tenant.
     POLICY_SNAPSHOT = "policy snapshot"
+    #: Which tenants' salts are due for rotation or purge; each is then done in its own tenant's scope.
+    SALT_ROTATION = "rotation of salts"
     #: Quotas of every tenant are spread over the nodes.
     LEASES = "leases"
     #: After a restore of the database every tenant's tokens end.

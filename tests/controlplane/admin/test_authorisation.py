@@ -13,6 +13,7 @@ from controlplane.db import models
 from saltern.admin.v1 import (
     audit_pb2,
     credentials_pb2,
+    key_encryption_keys_pb2,
     namespaces_pb2,
     nodes_pb2,
     quotas_pb2,
@@ -78,6 +79,22 @@ TENANT_METHODS: list[tuple[str, str, Permission, Callable[[str], Any]]] = [
         "GetSaltPolicy",
         Permission.SALTS_READ,
         lambda t: salt_policies_pb2.GetSaltPolicyRequest(name=f"tenants/{t}/saltPolicy"),
+    ),
+    (
+        "salt_policies",
+        "UpdateSaltPolicy",
+        Permission.SALTS_MANAGE,
+        lambda t: salt_policies_pb2.UpdateSaltPolicyRequest(
+            salt_policy=salt_policies_pb2.SaltPolicy(
+                name=f"tenants/{t}/saltPolicy", scope=salt_policies_pb2.SaltPolicy.SCOPE_USER
+            )
+        ),
+    ),
+    (
+        "salt_policies",
+        "RotateSalt",
+        Permission.SALTS_MANAGE,
+        lambda t: salt_policies_pb2.RotateSaltRequest(name=f"tenants/{t}/saltPolicy"),
     ),
     (
         "credentials",
@@ -170,6 +187,25 @@ PLATFORM_METHODS: list[tuple[str, str, Permission, Any]] = [
         "DeleteApiKey",
         Permission.CREDENTIALS_MANAGE,
         credentials_pb2.DeleteApiKeyRequest(name="apiKeys/node"),
+    ),
+    ("audit", "RotateCheckpointKey", Permission.SIGNING_KEYS_MANAGE, audit_pb2.RotateCheckpointKeyRequest()),
+    (
+        "key_encryption_keys",
+        "ListKeyEncryptionKeys",
+        Permission.ENCRYPTION_KEYS_READ,
+        key_encryption_keys_pb2.ListKeyEncryptionKeysRequest(),
+    ),
+    (
+        "key_encryption_keys",
+        "RotateKeyEncryptionKey",
+        Permission.ENCRYPTION_KEYS_MANAGE,
+        key_encryption_keys_pb2.RotateKeyEncryptionKeyRequest(),
+    ),
+    (
+        "key_encryption_keys",
+        "RemoveKeyEncryptionKey",
+        Permission.ENCRYPTION_KEYS_MANAGE,
+        key_encryption_keys_pb2.RemoveKeyEncryptionKeyRequest(id="0" * 16),
     ),
     ("tokens", "ListSigningKeys", Permission.SIGNING_KEYS_READ, tokens_pb2.ListSigningKeysRequest()),
     ("tokens", "RotateSigningKey", Permission.SIGNING_KEYS_MANAGE, tokens_pb2.RotateSigningKeyRequest()),
