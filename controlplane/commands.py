@@ -26,6 +26,9 @@ _PATH = click.Path(path_type=Path)
 @click.option("--migration-database-url", metavar="URL", help="PostgreSQL, as the role that owns the schema.")
 @click.option("--state-dir", type=_PATH, help="Folder for the key-encryption key and the bootstrap token.")
 @click.option(
+    "--kms-endpoint", metavar="unix:///PATH", help="Socket of a KMS v2 plug-in that seals key-encryption keys."
+)
+@click.option(
     "--signing-key-max-age", type=DURATION, help="A new key signs tokens after so long: 1h to 366d. [default: 30d]"
 )
 @click.option(
@@ -44,8 +47,8 @@ def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None
 
     Every option but --ready-file can come from the environment instead: SALTERN_CONTROL_LISTEN,
     SALTERN_CONTROL_METRICS_LISTEN, SALTERN_DATABASE_URL, SALTERN_MIGRATION_DATABASE_URL, SALTERN_STATE_DIR,
-    SALTERN_CONTROL_TLS_CERT, SALTERN_CONTROL_TLS_KEY, SALTERN_CONTROL_TLS_CLIENT_CA, SALTERN_ALLOW_PLAINTEXT,
-    SALTERN_SIGNING_KEY_MAX_AGE_S (in seconds). A URL with a password in it should: everybody on the host can read a
+    SALTERN_KMS_ENDPOINT, SALTERN_CONTROL_TLS_CERT, SALTERN_CONTROL_TLS_KEY, SALTERN_CONTROL_TLS_CLIENT_CA,
+    SALTERN_ALLOW_PLAINTEXT, SALTERN_SIGNING_KEY_MAX_AGE_S (in seconds). A URL with a password in it should: everybody on the host can read a
     command line.
     """
     from controlplane.log import configure_logging

@@ -33,6 +33,8 @@ RETRY_AFTER_MS: Final = 1000
 #: deadlock, lock not available in time.
 _CONFLICT_STATES: Final = frozenset({"40001", "40P01", "55P03"})
 _QUERY_CANCELED: Final = "57014"
+#: Of the guard of wrapped columns (``migrations.wrapped_columns``).
+_KEY_RETIRED: Final = "SK001"
 #: Classes that say "not usable now", not "the statement is wrong": connection, resources, operator intervention.
 _UNAVAILABLE_CLASSES: Final = frozenset({"08", "53", "57"})
 
@@ -127,6 +129,13 @@ def database_failure(error: Exception) -> SalternError | None:
             "a database statement ran past its time limit",
             reason="DATABASE_STATEMENT_TIMEOUT",
             hint="retry; if it persists, look at the load of the database",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+    if sqlstate == _KEY_RETIRED:
+        return UnavailableError(
+            "the key-encryption key that this control plane wrapped with has just retired",
+            reason="KEY_ENCRYPTION_KEY_RETIRED",
+            hint="try again: it takes up the new one within a second, if it has it",
             retry_after_ms=RETRY_AFTER_MS,
         )
     if _is_unavailable(error, sqlstate):

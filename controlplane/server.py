@@ -28,19 +28,22 @@ from sqlalchemy.exc import SQLAlchemyError
 import migrations
 from controlplane import admin
 from controlplane.audit import DenialLog
-from controlplane.audit.checkpoint_keys import load_checkpoint_key
+from controlplane.audit.checkpoint_keys import CheckpointKeys, load_checkpoint_key
 from controlplane.audit.checkpoint_sinks import FolderSink
 from controlplane.audit.checkpoints import CheckpointWriter
 from controlplane.auth.bootstrap import ensure_bootstrap
 from controlplane.auth.door import AuthenticationDoor
 from controlplane.auth.key_keeper import KeyKeeper
 from controlplane.auth.service import AuthService
-from controlplane.auth.signing_keys import SigningKeys, has_signing_key, load_key_ring
+from controlplane.auth.signing_keys import SigningKeys, load_key_ring
 from controlplane.auth.verifier import TokenVerifier
 from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, connect
 from controlplane.db.catalogue import require_row_security
 from controlplane.files import announced, make_folder
+from controlplane.key_encryption.encryption_keys import EncryptionKeys, load_encryption_keys
+from controlplane.key_encryption.keeper import KeyEncryptionKeeper
+from controlplane.key_encryption.kms import KmsClient
 from controlplane.metrics import ControlMetrics, serving_metrics
 from controlplane.node.lease_keeper import LeaseKeeper
 from controlplane.node.policy_feed import PolicyFeed
@@ -48,8 +51,7 @@ from controlplane.node.registry import LOST_AFTER
 from controlplane.node.service import NodeService
 from controlplane.restored import RestoreWatch
 from controlplane.rpc import database_failure
-from controlplane.salts.keeper import SaltKeeper
-from controlplane.secrets import KeyEncryptionKey, load_key_encryption_key
+from controlplane.secrets import KeyEncryptionKey
 from controlplane.settings import ControlSettings
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.endpoints import Endpoint
@@ -163,7 +165,12 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         database = connect(settings.database_url.get_secret_value())
         stack.push_async_callback(database.close)
         await _require_row_security(database)
-        key_encryption_key, keys = await _load_keys(settings, database, clock)
+        kms = None if settings.kms_endpoint is None else KmsClient(settings.kms_endpoint)
+        if kms is not None:
+            stack.push_async_callback(kms.close)
+        encryption_keys, keys = await _load_keys(settings, database, kms, clock)
+        key_encryption_key = encryption_keys.ring
+        wrapping = KeyEncryptionKeeper(database, encryption_keys, clock)
         denials = DenialLog(database, clock)
         restored = RestoreWatch(database, settings.state_dir, clock)
         await _look_whether_restored(restored)
@@ -195,6 +202,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
                 denials=denials,
                 clock=clock,
                 node_lost_after=LOST_AFTER,
+                encryption_keys=encryption_keys,
             ),
         )
         node_pb2_grpc.add_NodeServiceServicer_to_server(
@@ -221,8 +229,9 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         )
         keeping = asyncio.create_task(keeper.run(), name="key keeper")
         stack.push_async_callback(_cancel, keeping)
-        salting = asyncio.create_task(SaltKeeper(database, key_encryption_key, clock).run(), name="salt keeper")
-        stack.push_async_callback(_cancel, salting)
+        stack.push_async_callback(wrapping.leave)
+        rewrapping = asyncio.create_task(wrapping.run(), name="key-encryption keeper")
+        stack.push_async_callback(_cancel, rewrapping)
         signing = await _start_checkpoints(settings, database, key_encryption_key, clock)
         stack.push_async_callback(signing.stop)  # after the drain: the last acts are signed too
         metrics_endpoint = await stack.enter_async_context(serving_metrics(metrics, settings.metrics_listen))
@@ -255,15 +264,16 @@ async def _look_whether_restored(restored: RestoreWatch) -> None:
 
 
 async def _load_keys(
-    settings: ControlSettings, database: Database, clock: Clock
-) -> tuple[KeyEncryptionKey, SigningKeys]:
+    settings: ControlSettings, database: Database, kms: KmsClient | None, clock: Clock
+) -> tuple[EncryptionKeys, SigningKeys]:
     """Load what the deployment's secrets hang off; on a fresh database make it, and the bootstrap token."""
     try:
-        key_encryption_key = load_key_encryption_key(settings.state_dir, create=not await has_signing_key(database))
+        encryption_keys = await load_encryption_keys(database, settings.state_dir, kms, clock)
+        key_encryption_key = encryption_keys.ring
         if await ensure_bootstrap(database, settings.state_dir, clock):
             _log.info("fresh deployment: redeem the bootstrap token", state_dir=str(settings.state_dir))
         ring = await load_key_ring(database, key_encryption_key, clock)
-        return key_encryption_key, SigningKeys(database, key_encryption_key, ring, clock)
+        return encryption_keys, SigningKeys(database, key_encryption_key, ring, clock)
     except SQLAlchemyError as error:
         raise database_failure(error) or error from None
 
@@ -277,7 +287,8 @@ async def _start_checkpoints(
     except SQLAlchemyError as error:
         raise database_failure(error) or error from None
     _log.info("checkpoints of audit chains", key_id=key.id)
-    writer = CheckpointWriter(database, key, sink, clock)
+    keys = CheckpointKeys(database, key_encryption_key, key)
+    writer = CheckpointWriter(database, keys.current, sink, clock)
     writer.start(settings.audit_checkpoint_interval_s)
     return writer
 

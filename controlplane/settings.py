@@ -39,6 +39,8 @@ class ControlSettings(BaseSettings):
         migration_database_url: ``SALTERN_MIGRATION_DATABASE_URL``: the role that owns the schema; unset where the
             schema is that of this release already.
         state_dir: ``SALTERN_STATE_DIR``: holds the key-encryption key and, until it is redeemed, the bootstrap token.
+        kms_endpoint: ``SALTERN_KMS_ENDPOINT``: the socket of a key management service's plug-in (Kubernetes KMS v2), as
+            ``unix:///run/kms.sock``; unset where key-encryption keys lie in a file or the environment.
         allow_plaintext: ``SALTERN_ALLOW_PLAINTEXT``: listen beyond this host without TLS.
         tls_cert, tls_key: ``SALTERN_CONTROL_TLS_CERT``, ``SALTERN_CONTROL_TLS_KEY``: files; neither for plain text.
         tls_client_ca: ``SALTERN_CONTROL_TLS_CLIENT_CA``: turn away whoever shows no certificate of this authority.
@@ -68,6 +70,7 @@ class ControlSettings(BaseSettings):
         default=None, validation_alias=AliasChoices("SALTERN_MIGRATION_DATABASE_URL")
     )
     state_dir: Path = Field(validation_alias=AliasChoices("SALTERN_STATE_DIR"))
+    kms_endpoint: str | None = Field(default=None, validation_alias=AliasChoices("SALTERN_KMS_ENDPOINT"))
     allow_plaintext: bool = Field(default=False, validation_alias=AliasChoices("SALTERN_ALLOW_PLAINTEXT"))
     tls_cert: Path | None = Field(default=None, validation_alias=AliasChoices("SALTERN_CONTROL_TLS_CERT"))
     tls_key: Path | None = Field(default=None, validation_alias=AliasChoices("SALTERN_CONTROL_TLS_KEY"))

@@ -26,6 +26,7 @@ from saltern import rpc_tls
 from saltern.admin.v1 import (
     audit_pb2_grpc,
     credentials_pb2_grpc,
+    key_encryption_keys_pb2_grpc,
     namespaces_pb2_grpc,
     nodes_pb2_grpc,
     quotas_pb2_grpc,
@@ -42,6 +43,7 @@ from saltern.rpc_errors import error_from_rpc
 if TYPE_CHECKING:
     from saltern.admin.v1.audit_pb2_grpc import AuditServiceStub
     from saltern.admin.v1.credentials_pb2_grpc import CredentialServiceStub
+    from saltern.admin.v1.key_encryption_keys_pb2_grpc import KeyEncryptionKeyServiceStub
     from saltern.admin.v1.namespaces_pb2_grpc import NamespaceServiceStub
     from saltern.admin.v1.nodes_pb2_grpc import NodesServiceStub
     from saltern.admin.v1.quotas_pb2_grpc import QuotaServiceStub
@@ -228,6 +230,10 @@ class AdminClient:
     @cached_property
     def audit(self) -> AuditServiceStub:
         return audit_pb2_grpc.AuditServiceStub(self._channel)
+
+    @cached_property
+    def key_encryption_keys(self) -> KeyEncryptionKeyServiceStub:
+        return key_encryption_keys_pb2_grpc.KeyEncryptionKeyServiceStub(self._channel)
 
     @cached_property
     def usage(self) -> UsageServiceStub:

@@ -6,6 +6,7 @@ import grpc
 
 from controlplane.admin.audit_events import AuditService
 from controlplane.admin.credentials import CredentialService
+from controlplane.admin.key_encryption_keys import KeyEncryptionKeyService
 from controlplane.admin.namespaces import NamespaceService
 from controlplane.admin.nodes import NodesService
 from controlplane.admin.quotas import QuotaService
@@ -17,6 +18,7 @@ from controlplane.admin.usage import UsageService
 from saltern.admin.v1 import (
     audit_pb2_grpc,
     credentials_pb2_grpc,
+    key_encryption_keys_pb2_grpc,
     namespaces_pb2_grpc,
     nodes_pb2_grpc,
     quotas_pb2_grpc,
@@ -38,6 +40,7 @@ SERVICE_NAMES = tuple(
         SaltPolicyService,
         CredentialService,
         TokenService,
+        KeyEncryptionKeyService,
         AuditService,
         UsageService,
         NodesService,
@@ -53,6 +56,7 @@ def add_services(server: grpc.aio.Server, parts: AdminParts) -> None:
     salt_policies_pb2_grpc.add_SaltPolicyServiceServicer_to_server(SaltPolicyService(parts), server)
     credentials_pb2_grpc.add_CredentialServiceServicer_to_server(CredentialService(parts), server)
     tokens_pb2_grpc.add_TokenServiceServicer_to_server(TokenService(parts), server)
+    key_encryption_keys_pb2_grpc.add_KeyEncryptionKeyServiceServicer_to_server(KeyEncryptionKeyService(parts), server)
     audit_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(parts), server)
     usage_pb2_grpc.add_UsageServiceServicer_to_server(UsageService(parts), server)
     nodes_pb2_grpc.add_NodesServiceServicer_to_server(NodesService(parts), server)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Final
 
 from sqlalchemy import exists, select
@@ -14,7 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.admin.fields import parse_integer, parse_page_size, parse_parent, parse_timestamp, to_timestamp
 from controlplane.admin.pages import cut_page, decode_sequence_token, encode_page_token
 from controlplane.admin.resources import to_audit_event
-from controlplane.admin.service import AdminServicer, absent, load_tenant, method, streaming_method
+from controlplane.admin.service import AdminServicer, Change, absent, load_tenant, method, streaming_method
+from controlplane.audit.checkpoint_keys import rotate_checkpoint_key
 from controlplane.audit.stretches import PAGE_EVENTS, Stretch, find_stretch, read_events
 from controlplane.caller import Caller, authorise, current_caller
 from controlplane.db.models import PLATFORM_CHAIN, AuditCheckpointKey, AuditEvent, Tenant
@@ -24,6 +26,7 @@ from saltern.audit.lines import ExportedEvent, encode_events
 from saltern.names import TenantId, tenant_name
 from tenants.roles import Permission
 
+CHECKPOINT_KEYS: Final = "checkpointKeys"
 _SEQUENCE_MAX: Final = 2**63 - 2
 
 
@@ -110,6 +113,18 @@ class AuditService(AdminServicer, audit_pb2_grpc.AuditServiceServicer):
                 select(AuditCheckpointKey).order_by(AuditCheckpointKey.create_time, AuditCheckpointKey.id)
             )
             return audit_pb2.ListCheckpointKeysResponse(checkpoint_keys=map(_to_checkpoint_key, rows))
+
+    @method
+    async def RotateCheckpointKey(
+        self, request: audit_pb2.RotateCheckpointKeyRequest, context: Context
+    ) -> audit_pb2.CheckpointKey:
+        authorise(Permission.SIGNING_KEYS_MANAGE, None)
+
+        async def act(session: AsyncSession, now: datetime) -> Change[audit_pb2.CheckpointKey]:
+            row = await rotate_checkpoint_key(session, self._parts.key_encryption_key, now)
+            return Change(tenant=None, resource=f"{CHECKPOINT_KEYS}/{row.id}", response=_to_checkpoint_key(row))
+
+        return await self._change("RotateCheckpointKey", request, audit_pb2.CheckpointKey, act)
 
 
 def _to_checkpoint_key(row: AuditCheckpointKey) -> audit_pb2.CheckpointKey:

@@ -24,6 +24,7 @@ from controlplane.caller import Caller, current_caller, not_available
 from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, bump_policy_version
 from controlplane.db.models import Tenant
+from controlplane.key_encryption.encryption_keys import EncryptionKeys
 from controlplane.secrets import KeyEncryptionKey
 from saltern.errors import (
     FailedPreconditionError,
@@ -46,6 +47,7 @@ class AdminParts:
 
     Attributes:
         node_lost_after: a node that has not reported for so long is lost.
+        encryption_keys: what rotates ``key_encryption_key``.
     """
 
     database: Database
@@ -53,6 +55,7 @@ class AdminParts:
     denials: DenialLog
     clock: Clock = utc_now
     node_lost_after: timedelta = timedelta(seconds=15)
+    encryption_keys: EncryptionKeys | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,10 @@ signature would make the change look true.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from datetime import UTC, datetime, timedelta
+from time import time
 from typing import Final
 
 import structlog
@@ -51,18 +53,34 @@ _log = structlog.get_logger(__name__)
 class CheckpointWriter:
     """Writes the checkpoints of every chain of a deployment to one sink.
 
+    After a rotation of the key each chain is signed anew with the new one, also where it has not moved: so the newest
+    checkpoint of a chain is never of a key that retired long ago, and whoever has stolen such a key has nothing.
+
     Attributes:
         broken: chains that do not continue what was signed, with why.
+        failure: reason why the last look did not succeed; empty if it did.
+        failures: looks that did not. last_success_s: ``time.time`` of the last one that did; 0.0 for none.
     """
 
-    def __init__(self, database: Database, key: CheckpointKey, sink: CheckpointSink, clock: Clock = utc_now) -> None:
+    def __init__(
+        self,
+        database: Database,
+        current_key: Callable[[], Awaitable[CheckpointKey]],
+        sink: CheckpointSink,
+        clock: Clock = utc_now,
+    ) -> None:
         self._database = database
-        self._key = key
+        self._current_key = current_key
+        self._key_id = ""
         self._sink = sink
         self._clock = clock
         self._signed: dict[str, ChainHead] = {}  # what this process knows to be signed
+        self._signed_with_key: set[str] = set()  # chains whose newest checkpoint is of the key that signs now
         self._running: asyncio.Task[None] | None = None
         self.broken: dict[str, str] = {}
+        self.failure = ""
+        self.failures = 0
+        self.last_success_s = 0.0
 
     def start(self, interval_s: float) -> None:
         """Sign every ``interval_s`` seconds from now on."""
@@ -88,10 +106,16 @@ class CheckpointWriter:
         try:
             await self.sign_moved()
         except OSError as error:
-            _log.error("checkpoints not written", reason="CHECKPOINT_DIR_UNUSABLE", detail=error.strerror or "")
+            self._failed("CHECKPOINT_SINK_UNUSABLE", error.strerror or "")
         except Exception as error:
-            reason = to_saltern_error(error, method=type(self).__name__).reason
-            _log.error("checkpoints not written", reason=reason)
+            self._failed(to_saltern_error(error, method=type(self).__name__).reason, "")
+        else:
+            self.failure, self.last_success_s = "", time()
+
+    def _failed(self, reason: str, detail: str) -> None:
+        self.failure = reason
+        self.failures += 1
+        _log.error("checkpoints not written", reason=reason, detail=detail)
 
     async def sign_moved(self) -> list[Checkpoint]:
         """Sign every chain that has moved since its last checkpoint; return what was signed.
@@ -99,11 +123,19 @@ class CheckpointWriter:
         Raises:
             OSError: the sink cannot be used. sqlalchemy.exc.SQLAlchemyError: the database cannot be reached.
         """
+        key = await self._current_key()
+        if key.id != self._key_id:
+            self._key_id = key.id
+            self._signed_with_key.clear()
         async with self._transaction() as session:
             heads = {
                 row.chain: ChainHead(row.sequence, EventHash(bytes(row.hash))) for row in await session.execute(_HEADS)
             }
-        moved = [chain for chain, head in heads.items() if self._signed.get(chain) != head]
+        moved = [
+            chain
+            for chain, head in heads.items()
+            if self._signed.get(chain) != head or chain not in self._signed_with_key
+        ]
         for chain in self._signed.keys() - heads.keys():
             self._report(chain, "events that were signed are not there any more")
         signed: list[Checkpoint] = []
@@ -127,9 +159,15 @@ class CheckpointWriter:
         if known is not None and known.sequence > start.sequence:
             raise DataLossError(f"the checkpoint of event {known.sequence} was written and is not there any more")
         head = await self._verified_head(chain, start)
-        checkpoint = await asyncio.to_thread(self._write, chain, start, head) if head != start else None
-        if checkpoint is not None or head == start:
+        key = await self._current_key()  # after the long part: one that has just retired signs no more
+        if head == start and before is not None and before.key_id == key.id:
             self._signed[chain] = head
+            self._signed_with_key.add(chain)
+            return None
+        checkpoint = await asyncio.to_thread(self._write, key, chain, before, head)
+        if checkpoint is not None:
+            self._signed[chain] = head
+            self._signed_with_key.add(chain)
         return checkpoint
 
     async def _verified_head(self, chain: str, start: ChainHead) -> ChainHead:
@@ -152,14 +190,13 @@ class CheckpointWriter:
                     raise DataLossError(f"event {event.sequence} is {faults[0].value}")
         return walk.at
 
-    def _write(self, chain: str, start: ChainHead, head: ChainHead) -> Checkpoint | None:
+    def _write(self, key: CheckpointKey, chain: str, before: Checkpoint | None, head: ChainHead) -> Checkpoint | None:
         with self._sink.writing():
-            before = self._sink.last(chain)
-            if (before.head if before is not None else genesis(chain)) != start:
+            if self._sink.last(chain) != before:
                 return None  # another control plane was faster
             time_us = (self._clock() - _EPOCH) // _MICROSECOND
             previous = before.digest if before is not None else NO_DIGEST
-            checkpoint = sign_checkpoint(self._key.private_key, chain, head, time_us=time_us, previous=previous)
+            checkpoint = sign_checkpoint(key.private_key, chain, head, time_us=time_us, previous=previous)
             self._sink.append(checkpoint)
             return checkpoint
 

@@ -179,12 +179,6 @@ async def load_issuer(session: AsyncSession) -> str:
     return f"saltern-{hashlib.sha256(frame(_ISSUER_LABEL, token_sha256)).digest()[:_ISSUER_BYTES].hex()}"
 
 
-async def has_signing_key(database: Database) -> bool:
-    """Whether the database was in use before; then a missing key-encryption key is a loss and must not be made anew."""
-    async with database.transaction() as session:
-        return (await session.execute(select(models.SigningKey.kid).limit(1))).first() is not None
-
-
 async def load_key_set(session: AsyncSession) -> KeySet:
     """The key set as the transaction sees it; a key that is about to be withdrawn is still in it."""
     return to_key_set(await load_issuer(session), await session.scalars(select(models.SigningKey)))

@@ -15,7 +15,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from controlplane.audit.checkpoint_keys import checkpoint_key_context
 from controlplane.db import models
-from controlplane.secrets.wrapping import WrapContext, root_secret_context, signing_key_context
+from controlplane.secrets.wrapping import WrapContext, group_root_context, root_secret_context, signing_key_context
 
 _KEY_ID_AT: Final = 2  # the version byte is the first
 _KEY_ID_BYTES: Final = 8
@@ -58,8 +58,11 @@ _TENANT_UID: Final = (
 )
 
 WRAPPED_COLUMNS: Final = (
+    WrappedColumn(models.SaltEpoch.wrapped_root_secret, (_TENANT_UID, models.SaltEpoch.epoch), root_secret_context),
     WrappedColumn(
-        models.SaltEpoch.wrapped_root_secret, (_TENANT_UID, models.SaltEpoch.epoch), root_secret_context
+        models.SharingGroup.wrapped_root_secret,
+        (models.SharingGroup.uid, models.SharingGroup.epoch),
+        group_root_context,
     ),
     WrappedColumn(models.SigningKey.wrapped_private_key, (models.SigningKey.kid,), signing_key_context),
     WrappedColumn(

@@ -106,9 +106,7 @@ async def count_wrapped(session: AsyncSession) -> dict[str, Counter[str]]:
     """How many secrets are under each key, by key id and then by table, as the caller's transaction sees it."""
     counts: dict[str, Counter[str]] = {}
     for column in WRAPPED_COLUMNS:
-        statement = (
-            select(column.key_id, func.count()).where(column.column.is_not(None)).group_by(column.key_id)
-        )
+        statement = select(column.key_id, func.count()).where(column.column.is_not(None)).group_by(column.key_id)
         for key_id, count in await session.execute(statement):
             counts.setdefault(key_id, Counter())[column.table] += count
     return counts

@@ -20,11 +20,13 @@ from controlplane.admin import AdminParts, add_services
 from controlplane.audit import DenialLog, to_chained_record
 from controlplane.caller import Caller, calling_as
 from controlplane.db import Database, connect, models
-from controlplane.secrets import LocalKeyEncryptionKey
+from controlplane.key_encryption.encryption_keys import EncryptionKeys
+from controlplane.secrets import Keyring, LocalKeyEncryptionKey
 from saltern.admin.v1 import (
     audit_pb2_grpc,
     credentials_pb2,
     credentials_pb2_grpc,
+    key_encryption_keys_pb2_grpc,
     namespaces_pb2,
     namespaces_pb2_grpc,
     nodes_pb2_grpc,
@@ -108,6 +110,7 @@ class Admin:
         self.credentials: Any = credentials_pb2_grpc.CredentialServiceStub(channel)
         self.tokens: Any = tokens_pb2_grpc.TokenServiceStub(channel)
         self.audit: Any = audit_pb2_grpc.AuditServiceStub(channel)
+        self.key_encryption_keys: Any = key_encryption_keys_pb2_grpc.KeyEncryptionKeyServiceStub(channel)
         self.usage: Any = usage_pb2_grpc.UsageServiceStub(channel)
         self.nodes: Any = nodes_pb2_grpc.NodesServiceStub(channel)
 
@@ -238,7 +241,9 @@ async def admin_services(urls: DatabaseUrls) -> AsyncIterator[Admin]:
     """Serve for the time of the block."""
     database, clock = connect(urls.app, pool_connections=8), FakeClock()
     server = grpc.aio.server(interceptors=[BelievingDoor()])
-    parts = AdminParts(database, LocalKeyEncryptionKey(bytes(32)), DenialLog(database, clock), clock)
+    key = LocalKeyEncryptionKey(bytes(32))
+    keys = EncryptionKeys(lambda: [key], None, Keyring([key], key.key_id))
+    parts = AdminParts(database, keys.ring, DenialLog(database, clock), clock, encryption_keys=keys)
     add_services(server, parts)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

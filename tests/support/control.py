@@ -25,6 +25,7 @@ from saltern.admin.v1 import (
     audit_pb2_grpc,
     credentials_pb2,
     credentials_pb2_grpc,
+    key_encryption_keys_pb2_grpc,
     namespaces_pb2,
     namespaces_pb2_grpc,
     nodes_pb2_grpc,
@@ -97,6 +98,7 @@ class Control:
         self.credentials: Any = credentials_pb2_grpc.CredentialServiceStub(self.channel)
         self.tokens: Any = tokens_pb2_grpc.TokenServiceStub(self.channel)
         self.audit: Any = audit_pb2_grpc.AuditServiceStub(self.channel)
+        self.key_encryption_keys: Any = key_encryption_keys_pb2_grpc.KeyEncryptionKeyServiceStub(self.channel)
         self.usage: Any = usage_pb2_grpc.UsageServiceStub(self.channel)
         self.nodes: Any = nodes_pb2_grpc.NodesServiceStub(self.channel)
 

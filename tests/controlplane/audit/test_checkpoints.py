@@ -34,6 +34,10 @@ KEY = CheckpointKey(key_id_of(PRIVATE.public_key()), PRIVATE)
 KEYS = {KEY.id: PRIVATE.public_key()}
 
 
+async def fixed_key() -> CheckpointKey:
+    return KEY
+
+
 @dataclass
 class World:
     """A database with chains, a folder, and writers for them."""
@@ -44,7 +48,7 @@ class World:
     clock: FakeClock = field(default_factory=FakeClock)
 
     def writer(self) -> CheckpointWriter:
-        return CheckpointWriter(self.database, KEY, FolderSink(self.folder), self.clock)
+        return CheckpointWriter(self.database, fixed_key, FolderSink(self.folder), self.clock)
 
     async def act(self, tenant: str, count: int = 1) -> None:
         for _ in range(count):
@@ -174,7 +178,8 @@ async def test_a_folder_that_cannot_be_written_is_refused_at_the_start_and_survi
     (world.folder / "acme").write_text("a file")
     with capture_logs() as logs:
         await writer.try_sign()
-    assert [log["reason"] for log in logs] == ["CHECKPOINT_DIR_UNUSABLE"]
+    assert [log["reason"] for log in logs] == ["CHECKPOINT_SINK_UNUSABLE"]
+    assert (writer.failure, writer.failures) == ("CHECKPOINT_SINK_UNUSABLE", 1)
     (world.folder / "acme").unlink()
     assert len(await writer.sign_moved()) == 1
 

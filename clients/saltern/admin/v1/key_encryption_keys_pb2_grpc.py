@@ -75,7 +75,7 @@ class KeyEncryptionKeyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RemoveKeyEncryptionKey(self, request, context):
-        """Gives up a retired key for ever. Refused while anything is wrapped under it.
+        """Gives up a retired key, or one that is only published, for ever. Refused while anything is wrapped under it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,7 @@ class KeyEncryptionKeyServiceStub:
     RotateKeyEncryptionKey: _grpc.UnaryUnaryMultiCallable[_key_encryption_keys_pb2.RotateKeyEncryptionKeyRequest, _key_encryption_keys_pb2.KeyEncryptionKey]
     """Publishes a new key: one that was added to the file or the environment, else one sealed by the key management service."""
     RemoveKeyEncryptionKey: _grpc.UnaryUnaryMultiCallable[_key_encryption_keys_pb2.RemoveKeyEncryptionKeyRequest, _key_encryption_keys_pb2.KeyEncryptionKey]
-    """Gives up a retired key for ever. Refused while anything is wrapped under it."""
+    """Gives up a retired key, or one that is only published, for ever. Refused while anything is wrapped under it."""
 
 @_typing.type_check_only
 class KeyEncryptionKeyServiceAsyncStub(KeyEncryptionKeyServiceStub):
@@ -56,7 +56,7 @@ class KeyEncryptionKeyServiceAsyncStub(KeyEncryptionKeyServiceStub):
     RotateKeyEncryptionKey: _aio.UnaryUnaryMultiCallable[_key_encryption_keys_pb2.RotateKeyEncryptionKeyRequest, _key_encryption_keys_pb2.KeyEncryptionKey]  # type: ignore[assignment]
     """Publishes a new key: one that was added to the file or the environment, else one sealed by the key management service."""
     RemoveKeyEncryptionKey: _aio.UnaryUnaryMultiCallable[_key_encryption_keys_pb2.RemoveKeyEncryptionKeyRequest, _key_encryption_keys_pb2.KeyEncryptionKey]  # type: ignore[assignment]
-    """Gives up a retired key for ever. Refused while anything is wrapped under it."""
+    """Gives up a retired key, or one that is only published, for ever. Refused while anything is wrapped under it."""
 
 class KeyEncryptionKeyServiceServicer(metaclass=_abc_1.ABCMeta):
     """The keys that root secrets and private keys are wrapped under in the database (platform-admin). A rotation goes on by
@@ -86,6 +86,6 @@ class KeyEncryptionKeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _key_encryption_keys_pb2.RemoveKeyEncryptionKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_key_encryption_keys_pb2.KeyEncryptionKey, _abc.Awaitable[_key_encryption_keys_pb2.KeyEncryptionKey]]:
-        """Gives up a retired key for ever. Refused while anything is wrapped under it."""
+        """Gives up a retired key, or one that is only published, for ever. Refused while anything is wrapped under it."""
 
 def add_KeyEncryptionKeyServiceServicer_to_server(servicer: KeyEncryptionKeyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
