@@ -51,6 +51,7 @@ from controlplane.node.registry import LOST_AFTER
 from controlplane.node.service import NodeService
 from controlplane.restored import RestoreWatch
 from controlplane.rpc import database_failure
+from controlplane.salts.keeper import SaltKeeper
 from controlplane.secrets import KeyEncryptionKey
 from controlplane.settings import ControlSettings
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
@@ -229,6 +230,8 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         )
         keeping = asyncio.create_task(keeper.run(), name="key keeper")
         stack.push_async_callback(_cancel, keeping)
+        salting = asyncio.create_task(SaltKeeper(database, key_encryption_key, clock).run(), name="salt keeper")
+        stack.push_async_callback(_cancel, salting)
         stack.push_async_callback(wrapping.leave)
         rewrapping = asyncio.create_task(wrapping.run(), name="key-encryption keeper")
         stack.push_async_callback(_cancel, rewrapping)

@@ -11,11 +11,12 @@ VIEW = {"tenants.read", "namespaces.read", "quotas.read", "salts.read", "usage.r
 EXPECTED = {
     "platform-admin": VIEW
     | {
-        "tenants.manage", "namespaces.manage", "quotas.manage", "credentials.manage", "credentials.read", "audit.read",
-        "nodes.manage", "nodes.read", "signing-keys.manage", "signing-keys.read",
+        "tenants.manage", "namespaces.manage", "quotas.manage", "salts.manage", "credentials.manage",
+        "credentials.read", "audit.read", "nodes.manage", "nodes.read", "signing-keys.manage", "signing-keys.read",
         "encryption-keys.manage", "encryption-keys.read",
     },
-    "tenant-admin": VIEW | {"namespaces.manage", "credentials.manage", "credentials.read", "audit.read"},
+    "tenant-admin": VIEW
+    | {"namespaces.manage", "salts.manage", "credentials.manage", "credentials.read", "audit.read"},
     "tenant-auditor": VIEW | {"credentials.read", "audit.read"},
     "writer": VIEW | {"entries.read", "entries.write"},
     "reader": VIEW | {"entries.read"},

@@ -81,6 +81,22 @@ TENANT_METHODS: list[tuple[str, str, Permission, Callable[[str], Any]]] = [
         lambda t: salt_policies_pb2.GetSaltPolicyRequest(name=f"tenants/{t}/saltPolicy"),
     ),
     (
+        "salt_policies",
+        "UpdateSaltPolicy",
+        Permission.SALTS_MANAGE,
+        lambda t: salt_policies_pb2.UpdateSaltPolicyRequest(
+            salt_policy=salt_policies_pb2.SaltPolicy(
+                name=f"tenants/{t}/saltPolicy", scope=salt_policies_pb2.SaltPolicy.SCOPE_USER
+            )
+        ),
+    ),
+    (
+        "salt_policies",
+        "RotateSalt",
+        Permission.SALTS_MANAGE,
+        lambda t: salt_policies_pb2.RotateSaltRequest(name=f"tenants/{t}/saltPolicy"),
+    ),
+    (
         "credentials",
         "CreateApiKey",
         Permission.CREDENTIALS_MANAGE,
