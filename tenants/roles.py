@@ -35,6 +35,8 @@ class Permission(StrEnum):
     CREDENTIALS_READ = "credentials.read"
     SIGNING_KEYS_MANAGE = "signing-keys.manage"
     SIGNING_KEYS_READ = "signing-keys.read"
+    ENCRYPTION_KEYS_MANAGE = "encryption-keys.manage"
+    ENCRYPTION_KEYS_READ = "encryption-keys.read"
     AUDIT_READ = "audit.read"
     USAGE_READ = "usage.read"
     NODES_READ = "nodes.read"
