@@ -316,7 +316,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     node = Node(settings)
-    async with AsyncExitStack() as stack:
+    async with AsyncExitStack() as outer, AsyncExitStack() as stack:
         endpoints = await stack.enter_async_context(node.serving())
         passes = garbage.IdlePasses(lambda: node.turns)
         passes.start()
@@ -332,9 +332,10 @@ async def _serve(
             tls_server_name=endpoints.tls_server_name,
             state_id=state_id,
         )
-        client = await stack.enter_async_context(
+        client = await outer.enter_async_context(
             ControlClient(control, api_key, registration, node, kept, tls=control_tls)
         )
+        outer.push_async_callback(client.report_last)  # when the doors are closed and every request has ended
         if not await _until(stop, _join(client, control_wait_s)):
             return
         node.control = client.link

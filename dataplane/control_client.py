@@ -22,6 +22,7 @@ from math import inf
 from time import monotonic, time
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
+from uuid import uuid4
 
 import grpc
 import structlog
@@ -68,6 +69,8 @@ CONFIRM_S: Final = 10.0
 STALLED_S: Final = 30.0
 #: Changes within this time go into one report.
 REPORT_GATHER_S: Final = 0.1
+#: Longest wait for the last report of a node that stops.
+LAST_REPORT_S: Final = 2.0
 _CHANNEL_OPTIONS: Final = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.service_config_disable_resolution", 1),
@@ -144,6 +147,9 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         self._fencing_epoch = 0
         self._report_interval_s = 2.0
         self._report_soon = asyncio.Event()
+        # Counters begin at 0 with this process and go on over every registration of it.
+        self._counters_id = uuid4().hex
+        self._report_sequence = 0
         #: How the line fares, for whoever watches the node.
         self.link = ControlLink()
         #: Set once a policy has been applied.
@@ -384,23 +390,23 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             accepts_deltas=True,
         )
 
+    async def report_last(self) -> None:
+        """Report once more, when nothing is served any more: what was counted since the last report is billed too.
+
+        Returns in ``LAST_REPORT_S`` at the latest, whether that could be or not: a node that stops is not held up.
+        """
+        if not self._fencing_epoch:
+            return
+        try:
+            async with asyncio.timeout(LAST_REPORT_S):
+                await self._report_once()
+        except (SalternError, TimeoutError) as error:
+            reason = error.reason if isinstance(error, SalternError) else "DEADLINE_EXCEEDED"
+            _log.warning("usage since the last report is not metered", reason=reason)
+
     async def _report_usage(self) -> None:
         while True:
-            await self._exchange_if_due()
-            report = node_pb2.ReportUsageRequest(
-                node_id=self._registration.node_id,
-                fencing_epoch=self._fencing_epoch,
-                applied_version=self._node.applied_version,
-                settled_version=self._lease.settled_version,
-            )
-            for usage in self._node.usages():
-                report.tenants.extend(encode_usage(usage))
-                await asyncio.sleep(0)  # the books of 10,000 tenants at once would hold up every session
-            sent_s = monotonic()
-            answer = await self._call(
-                self._nodes.ReportUsage(report, metadata=self._metadata(), timeout=CALL_DEADLINE_S)
-            )
-            self._reported(sent_s, answer)
+            self._reported(*await self._report_once())
             try:
                 # Not wait_for: Python 3.11's loses a cancellation that comes together with the event, and the node
                 # could then not be stopped.
@@ -410,6 +416,26 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                 continue
             await asyncio.sleep(REPORT_GATHER_S)
             self._report_soon.clear()
+
+    async def _report_once(self) -> tuple[float, node_pb2.ReportUsageResponse]:
+        """Report what is there now; return when that was sent, on the monotonic clock, and the answer."""
+        await self._exchange_if_due()
+        self._report_sequence += 1  # also of one that fails: it may arrive all the same, and late
+        report = node_pb2.ReportUsageRequest(
+            node_id=self._registration.node_id,
+            fencing_epoch=self._fencing_epoch,
+            applied_version=self._node.applied_version,
+            settled_version=self._lease.settled_version,
+            counters_id=self._counters_id,
+            sequence=self._report_sequence,
+        )
+        for usage in self._node.usages():
+            report.tenants.extend(encode_usage(usage))
+            await asyncio.sleep(0)  # the books of 10,000 tenants at once would hold up every session
+        sent_s = monotonic()
+        return sent_s, await self._call(
+            self._nodes.ReportUsage(report, metadata=self._metadata(), timeout=CALL_DEADLINE_S)
+        )
 
     async def _register(self) -> None:
         await self._exchange_if_due()

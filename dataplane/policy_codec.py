@@ -108,6 +108,8 @@ def encode_usage(usage: NodeUsage) -> list[node_pb2.TenantUsage]:
             taken_bytes=books.counters.taken_bytes,
             ssd=None if books.ssd is None else _encode_ssd(books.ssd.counters),
             demotions_dropped_by_reason=None if books.ssd is None else _by_name(books.ssd.counters.dropped_by_reason),
+            tenant_uid=books.uid,
+            hit_tokens=books.counters.hit_tokens,
         )
         for tenant, books in usage.tenants.items()
     ]
@@ -165,6 +167,7 @@ def _decode_tenant(tenant: node_pb2.TenantPolicy) -> tuple[TenantId, TenantPolic
         revocations=RevocationSet(
             Revocation(revocation.token_id_prefix, revocation.issued_before_s) for revocation in tenant.revocations
         ),
+        uid=tenant.uid,
     )
 
 
@@ -190,7 +193,11 @@ def _decode_namespace(namespace: node_pb2.NamespacePolicy) -> tuple[NamespaceId,
         raise _malformed(f"namespace {namespace_id!r} has no uid or blocks of {namespace.block_bytes} bytes")
     if any(epoch < 0 for epoch in epochs) or list(epochs) != sorted(set(epochs)):
         raise _malformed(f"the epochs of namespace {namespace_id!r} do not ascend")
-    return namespace_id, NamespacePolicy(uid=namespace.uid, block_bytes=namespace.block_bytes, epochs=epochs)
+    if namespace.block_tokens < 0:
+        raise _malformed(f"blocks of {namespace.block_tokens} tokens in namespace {namespace_id!r}")
+    return namespace_id, NamespacePolicy(
+        uid=namespace.uid, block_bytes=namespace.block_bytes, epochs=epochs, block_tokens=namespace.block_tokens
+    )
 
 
 def _unique(what: str, pairs: Iterable[tuple[KeyT, ValueT]]) -> MappingProxyType[KeyT, ValueT]:

@@ -54,6 +54,7 @@ class NamespacePolicy:
         epochs: salt epochs that may be read, ascending; the last one may be written.
         tier_limits: this node's share of the namespace's own limits in bytes; a tier that is not named has none.
         groups: sharing groups that the namespace is a member of, by uid.
+        block_tokens: tokens of one block, which a hit saves; 0 where the control plane does not say.
     """
 
     uid: str
@@ -61,6 +62,7 @@ class NamespacePolicy:
     epochs: tuple[int, ...]
     tier_limits: Mapping[Tier, int] = field(default_factory=lambda: MappingProxyType({}))
     groups: Mapping[str, GroupPolicy] = field(default_factory=lambda: MappingProxyType({}))
+    block_tokens: int = 0
 
     def epochs_of(self, group_uid: str) -> tuple[int, ...]:
         """Epochs of a sharing group, ascending, or of the namespace's own salt for an empty uid; () for no member."""
@@ -78,6 +80,7 @@ class TenantPolicy:
         min_issue_time_s: tokens issued before this Unix time are refused.
         rates: this node's share of the tenant's rate limits.
         revocations: single tokens, and tokens of single API keys, that are refused.
+        uid: distinguishes a tenant from a deleted one of the same name; empty where the control plane does not say.
     """
 
     state: TenantState
@@ -86,6 +89,7 @@ class TenantPolicy:
     min_issue_time_s: int = 0
     rates: RateLimits = NO_RATE_LIMITS
     revocations: RevocationSet = NO_REVOCATIONS
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,10 @@ def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
     namespaces: dict[str, dict[NamespaceId, NamespacePolicy]] = defaultdict(dict)
     for namespace in rows.namespaces:
         namespaces[namespace.tenant_id][NamespaceId(namespace.id)] = NamespacePolicy(
-            uid=str(namespace.uid), block_bytes=namespace.block_bytes, epochs=epochs.get(namespace.tenant_id, ())
+            uid=str(namespace.uid),
+            block_bytes=namespace.block_bytes,
+            epochs=epochs.get(namespace.tenant_id, ()),
+            block_tokens=namespace.block_tokens,
         )
     revocations: dict[str, list[Revocation]] = defaultdict(list)
     for revoked in rows.revocations:
@@ -66,6 +69,7 @@ def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
                 min_issue_time_s=ceiling_s(tenant.min_issue_time),
                 rates=rates.get(tenant.id, NO_RATE_LIMITS),
                 revocations=RevocationSet(revocations[tenant.id]) if tenant.id in revocations else NO_REVOCATIONS,
+                uid=str(tenant.uid),
             )
             for tenant in rows.tenants
         },

@@ -96,6 +96,7 @@ def pin_loans(
             entry.pins += 1
             pins[position] = Pin(entry.offset, entry.size_bytes, entry.checksum, entry, is_loan=True)
             counters.get_hits += 1
+            counters.hit_tokens += peer.block_tokens
             counters.get_bytes += entry.size_bytes
             counters.peer_hits += 1
         if len(still) < len(missing):

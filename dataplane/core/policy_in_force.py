@@ -180,6 +180,7 @@ class PolicyInForce:
             if owner is None:
                 owner = pool.tenants[tenant] = self._new_tenant(tenant)
             owner.in_policy = True
+            owner.set_uid(rules.uid)
             self._set_quota(owner, rules.tiers.get(Tier.DRAM, _NO_QUOTA))
             self._suspect(owner)
             purged_entries += self._apply_namespaces(owner, rules)
@@ -219,7 +220,13 @@ class PolicyInForce:
         namespace = self.policy.tenants[partition.tenant].namespaces[partition.namespace]
         owner = self._pool.tenants[partition.tenant]
         newest = namespace.epochs_of(partition.group_uid)[-1]
-        index = PartitionIndex(partition, owner, namespace.block_bytes, partition.epoch == newest)
+        index = PartitionIndex(
+            partition,
+            owner,
+            namespace.block_bytes,
+            partition.epoch == newest,
+            block_tokens=namespace.block_tokens,
+        )
         owner.partitions[partition] = self._open[partition] = index
         return index
 
@@ -249,7 +256,7 @@ class PolicyInForce:
             if namespace is None or namespace.uid != partition.namespace_uid or partition.epoch not in epochs:
                 purged_entries += self._pool.purge(index)
                 continue
-            index.block_bytes = namespace.block_bytes
+            index.block_bytes, index.block_tokens = namespace.block_bytes, namespace.block_tokens
             index.is_writable = partition.epoch == epochs[-1]
             if rules.state is TenantState.ACTIVE:
                 self._open[partition] = index

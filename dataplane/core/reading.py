@@ -52,6 +52,7 @@ def pin_entries(
     pool.changed(owner)
     counters = owner.counters
     counters.get_hits += hits
+    counters.hit_tokens += hits * index.block_tokens
     if counts_misses:
         counters.get_misses += len(keys) - hits
     counters.get_bytes += hit_bytes

@@ -51,4 +51,5 @@ def _tenant_usage(pool: Pool, ssd: SsdTier | None, tenant: TenantId) -> TenantUs
         ssd=below,
         weight=budget.weight,
         protected_bytes=budget.protected_bytes,
+        uid=owner.uid,
     )

@@ -152,6 +152,7 @@ class TenantSsd:
         used_bytes: charged; the sum over its segments (I8).
         leaving_bytes: the part of it that is on its way out.
         segments: by number, oldest first.
+        uid: of the tenant that is counted for; empty where the policy does not say.
     """
 
     tenant: TenantId
@@ -163,6 +164,13 @@ class TenantSsd:
     partitions: dict[tuple[str, int], SsdPartition] = field(default_factory=dict)
     segments: dict[SegmentNumber, SegmentBooks] = field(default_factory=dict)
     counters: SsdCounters = field(default_factory=SsdCounters)
+    uid: str = ""
+
+    def set_uid(self, uid: str) -> None:
+        """As of :class:`dataplane.core.tenant_cache.TenantCache`: an earlier tenant's counters are not this one's."""
+        if self.uid and self.uid != uid:
+            self.counters = SsdCounters()
+        self.uid = uid
 
 
 @dataclass(slots=True, eq=False)

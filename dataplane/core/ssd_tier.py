@@ -77,6 +77,7 @@ class SsdTier(SegmentLog):
             owner = self._owner(tenant)
             self._suspect(owner)
             owner.in_policy = True
+            owner.set_uid(rules.uid)
             owner.quota = rules.tiers.get(Tier.SSD, NO_QUOTA)
             # A second's worth at once; what was taken in advance is still owed under the new rate.
             owner.bucket.rate_per_s = rules.rates.ssd_write_bytes_per_s or self._write_bytes_per_s

@@ -22,6 +22,7 @@ class TenantCache:
     Attributes:
         account: what its reservation earns; None under strict reservations, where nothing needs to be counted.
         in_policy: False once the policy no longer names the tenant; the record then only waits for held bytes.
+        uid: of the tenant that is counted for; empty where the policy does not say.
     """
 
     tenant: TenantId
@@ -31,6 +32,13 @@ class TenantCache:
     counters: TenantCounters = field(default_factory=TenantCounters)
     partitions: dict[Partition, PartitionIndex] = field(default_factory=dict)
     in_policy: bool = True
+    uid: str = ""
+
+    def set_uid(self, uid: str) -> None:
+        """Count for this tenant from now on: what an earlier one of the same name did is not its own (I8)."""
+        if self.uid and self.uid != uid:
+            self.counters = TenantCounters()
+        self.uid = uid
 
     @property
     def is_idle(self) -> bool:
@@ -54,6 +62,7 @@ class PartitionIndex:
         writing: entries whose put has begun, by key; invisible to readers (I7).
         block_bytes: the largest entry that the namespace takes.
         is_writable: False for a salt epoch that is only readable any more.
+        block_tokens: what a hit saves; 0 where the policy does not say.
     """
 
     partition: Partition
@@ -62,3 +71,4 @@ class PartitionIndex:
     is_writable: bool
     entries: dict[BlockKey, Entry] = field(default_factory=dict)
     writing: dict[BlockKey, Entry] = field(default_factory=dict)
+    block_tokens: int = 0

@@ -34,6 +34,7 @@ class TenantCounters:
         get_hits, get_misses: keys asked for and found, or not.
         get_bytes: lengths of the hits.
         peer_hits: of ``get_hits``, those that were a peer's entries, in a sharing group.
+        hit_tokens: of the hits: each is a block of its namespace's tokens.
         hits_held_back: keys asked for that were there and counted as misses, because too much was in transfer already
             (:mod:`dataplane.core.held`).
         put_bytes: lengths of the entries stored.
@@ -47,6 +48,7 @@ class TenantCounters:
     get_misses: int = 0
     get_bytes: int = 0
     peer_hits: int = 0
+    hit_tokens: int = 0
     hits_held_back: int = 0
     put_bytes: int = 0
     puts_stored: int = 0
@@ -176,6 +178,7 @@ class TenantUsage:
     Attributes:
         weight: divides the age of its entries when victims are compared across tenants.
         protected_bytes: what of the reservation nobody else may take now (:mod:`dataplane.core.reservations`).
+        uid: of the tenant, in the policy; empty where that does not say.
     """
 
     reserved_bytes: int
@@ -190,6 +193,7 @@ class TenantUsage:
     ssd: SsdUsage | None = None
     weight: int = 100
     protected_bytes: int = 0
+    uid: str = ""
 
     @property
     def lent_bytes(self) -> int:
