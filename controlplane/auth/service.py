@@ -9,6 +9,7 @@ import structlog
 
 from controlplane.audit import DenialLog
 from controlplane.audit.denials import ANONYMOUS
+from controlplane.audit.redaction import require_no_secrets
 from controlplane.auth import bootstrap
 from controlplane.auth.exchange_queue import EXCHANGE_METHOD, Ask, Denied, ExchangeQueue, Granted
 from controlplane.auth.key_set import encode_key_set
@@ -131,6 +132,8 @@ def _decode_narrowing(request: auth_pb2.ExchangeApiKeyRequest) -> Narrowing:
         user=parse_scope_id(request.user_id, "user_id"),
         session=parse_scope_id(request.session_id, "session_id"),
     )
+    # It goes into the audit event: a secret pasted here is refused before it can hold up the exchanges beside it.
+    require_no_secrets([narrowing.project, narrowing.user, narrowing.session])
     if narrowing != NOT_NARROWED and request.audience != auth_pb2.AUDIENCE_NODE:
         raise InvalidArgumentError(
             "a token for the control plane comes with no salt to narrow",

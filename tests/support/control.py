@@ -31,6 +31,8 @@ from saltern.admin.v1 import (
     nodes_pb2_grpc,
     quotas_pb2,
     quotas_pb2_grpc,
+    salt_policies_pb2,
+    salt_policies_pb2_grpc,
     tenants_pb2,
     tenants_pb2_grpc,
     tokens_pb2_grpc,
@@ -95,6 +97,7 @@ class Control:
         self.tenants: Any = tenants_pb2_grpc.TenantServiceStub(self.channel)
         self.namespaces: Any = namespaces_pb2_grpc.NamespaceServiceStub(self.channel)
         self.quotas: Any = quotas_pb2_grpc.QuotaServiceStub(self.channel)
+        self.salt_policies: Any = salt_policies_pb2_grpc.SaltPolicyServiceStub(self.channel)
         self.credentials: Any = credentials_pb2_grpc.CredentialServiceStub(self.channel)
         self.tokens: Any = tokens_pb2_grpc.TokenServiceStub(self.channel)
         self.audit: Any = audit_pb2_grpc.AuditServiceStub(self.channel)
@@ -111,10 +114,15 @@ class Control:
     def bootstrap_token(self) -> str:
         return (self.state_dir / "bootstrap-token").read_text().strip()
 
-    async def exchange(self, api_key: str, namespace_id: str = "") -> auth_pb2.ExchangeApiKeyResponse:
-        """Exchange for a token of the control plane, or with a namespace for one of the nodes."""
+    async def exchange(self, api_key: str, namespace_id: str = "", **narrowing: str) -> auth_pb2.ExchangeApiKeyResponse:
+        """Exchange for a token of the control plane, or with a namespace for one of the nodes.
+
+        ``narrowing``: ``project_id``, ``user_id``, ``session_id``.
+        """
         audience = auth_pb2.AUDIENCE_NODE if namespace_id else auth_pb2.AUDIENCE_CONTROL
-        request = auth_pb2.ExchangeApiKeyRequest(api_key=api_key, audience=audience, namespace_id=namespace_id)
+        request = auth_pb2.ExchangeApiKeyRequest(
+            api_key=api_key, audience=audience, namespace_id=namespace_id, **narrowing
+        )
         return await self.auth.ExchangeApiKey(request)
 
     async def bearer(self, api_key: str) -> tuple[tuple[str, str], ...]:
@@ -144,15 +152,28 @@ class Control:
         request = quotas_pb2.UpdateQuotaRequest(quota=quotas_pb2.Quota(name=f"tenants/{tenant}/quota", tiers=[tier]))
         await self.quotas.UpdateQuota(request, metadata=await self.bearer(self.admin_key))
 
+    async def rotate_salt(self, tenant: str, *, grace_s: int | None = None) -> salt_policies_pb2.SaltPolicy:
+        request = salt_policies_pb2.RotateSaltRequest(name=f"tenants/{tenant}/saltPolicy")
+        if grace_s is not None:
+            request.grace_period.FromSeconds(grace_s)
+        return await self.salt_policies.RotateSalt(request, metadata=await self.bearer(self.admin_key))
+
+    async def set_salt(self, tenant: str, **fields: Any) -> salt_policies_pb2.SaltPolicy:
+        """Change the salt policy; ``fields`` are those of ``SaltPolicy``."""
+        policy = salt_policies_pb2.SaltPolicy(name=f"tenants/{tenant}/saltPolicy", **fields)
+        request = salt_policies_pb2.UpdateSaltPolicyRequest(salt_policy=policy)
+        return await self.salt_policies.UpdateSaltPolicy(request, metadata=await self.bearer(self.admin_key))
+
     async def add_api_key(
         self,
         role: credentials_pb2.Role.ValueType,
         tenant: str = "",
         key_id: str = "key",
         expire_time: datetime | None = None,
+        **binding: str,
     ) -> str:
-        """Make an API key through the administrative services; returns its secret."""
-        api_key = credentials_pb2.ApiKey(role=role)
+        """Make an API key through the administrative services; returns its secret. ``binding``: ``project_id`` ..."""
+        api_key = credentials_pb2.ApiKey(role=role, **binding)
         if expire_time is not None:
             api_key.expire_time.FromDatetime(expire_time)
         request = credentials_pb2.CreateApiKeyRequest(
