@@ -26,6 +26,14 @@ _POOL_TIMEOUT_S = 5
 _STATEMENT_TIMEOUT_MS = 10_000
 _LOCK_TIMEOUT_MS = 5_000
 _IDLE_IN_TRANSACTION_TIMEOUT_MS = 30_000
+#: A server that has vanished without a word is noticed within seconds, also by the check of a pooled connection before
+#: its use; libpq would wait for TCP, a quarter of an hour. Nothing of it matters on a unix socket.
+_VANISHED_SERVER: Final = {
+    "tcp_user_timeout": 5_000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+}
 _SCOPE: Final = "scope"  # in ``Session.info``
 #: Until the end of the transaction. For the driver as it stands: every transaction pays for it, and building it from
 #: expressions takes as long again as the round trip.
@@ -114,6 +122,7 @@ def connect(url: str | URL, *, pool_connections: int = 10) -> Database:
         hide_parameters=True,  # statements carry wrapped secrets and hashes: not into a log
         connect_args={
             "connect_timeout": _CONNECT_TIMEOUT_S,
+            **_VANISHED_SERVER,
             "options": (
                 f"-c statement_timeout={_STATEMENT_TIMEOUT_MS} -c lock_timeout={_LOCK_TIMEOUT_MS}"
                 f" -c idle_in_transaction_session_timeout={_IDLE_IN_TRANSACTION_TIMEOUT_MS} -c timezone=UTC"
