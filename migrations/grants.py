@@ -14,6 +14,8 @@ _GRANTS: dict[str, str] = {
     "rate_limits": _READ_WRITE,
     "salt_policies": _READ_WRITE,
     "salt_epochs": _READ_WRITE,
+    "sharing_groups": _READ_WRITE,
+    "sharing_group_members": _READ_WRITE,
     "api_keys": _READ_WRITE,
     "request_log": _READ_WRITE,
     "signing_keys": _READ_WRITE,

@@ -31,6 +31,8 @@ class Permission(StrEnum):
     QUOTAS_READ = "quotas.read"
     SALTS_MANAGE = "salts.manage"
     SALTS_READ = "salts.read"
+    SHARING_MANAGE = "sharing.manage"
+    SHARING_READ = "sharing.read"
     CREDENTIALS_MANAGE = "credentials.manage"
     CREDENTIALS_READ = "credentials.read"
     SIGNING_KEYS_MANAGE = "signing-keys.manage"
@@ -55,6 +57,7 @@ _TENANT_VIEW = frozenset(
         Permission.NAMESPACES_READ,
         Permission.QUOTAS_READ,
         Permission.SALTS_READ,
+        Permission.SHARING_READ,
         Permission.USAGE_READ,
     }
 )
@@ -66,6 +69,7 @@ PERMISSIONS: dict[Role, frozenset[Permission]] = {
     | {
         Permission.NAMESPACES_MANAGE,
         Permission.SALTS_MANAGE,
+        Permission.SHARING_MANAGE,
         Permission.CREDENTIALS_MANAGE,
         Permission.CREDENTIALS_READ,
         Permission.AUDIT_READ,

@@ -10,6 +10,7 @@ tenant                                          ``tenants/{tenant}``
 namespace                                       ``tenants/{tenant}/namespaces/{namespace}``
 quota (one for each tenant)                     ``tenants/{tenant}/quota``
 salt policy (one for each tenant)               ``tenants/{tenant}/saltPolicy``
+sharing group (of the tenant that owns it)      ``tenants/{tenant}/sharingGroups/{group}``
 API key of a tenant                             ``tenants/{tenant}/apiKeys/{api_key}``
 API key of the platform                         ``apiKeys/{api_key}``
 audit event of a tenant                         ``tenants/{tenant}/auditEvents/{sequence}``
@@ -29,6 +30,7 @@ TenantId = NewType("TenantId", str)
 NamespaceId = NewType("NamespaceId", str)
 NodeId = NewType("NodeId", str)
 ApiKeyId = NewType("ApiKeyId", str)
+SharingGroupId = NewType("SharingGroupId", str)
 
 IDENTIFIER_MAX_CHARS = 63
 _IDENTIFIER = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -88,6 +90,10 @@ def salt_policy_name(tenant: TenantId) -> str:
     return f"tenants/{tenant}/saltPolicy"
 
 
+def sharing_group_name(owner: TenantId, group: SharingGroupId) -> str:
+    return f"tenants/{owner}/sharingGroups/{group}"
+
+
 def api_key_name(tenant: TenantId | None, api_key: ApiKeyId) -> str:
     return f"tenants/{tenant}/apiKeys/{api_key}" if tenant else f"apiKeys/{api_key}"
 
@@ -127,6 +133,11 @@ def parse_quota_name(name: str) -> TenantId:
 
 def parse_salt_policy_name(name: str) -> TenantId:
     return parse_tenant_id(_segments(name, "tenants/*/saltPolicy")[0])
+
+
+def parse_sharing_group_name(name: str) -> tuple[TenantId, SharingGroupId]:
+    owner, group = _segments(name, "tenants/*/sharingGroups/*")
+    return parse_tenant_id(owner), SharingGroupId(parse_identifier(group, what="sharing group"))
 
 
 def parse_api_key_name(name: str) -> tuple[TenantId | None, ApiKeyId]:

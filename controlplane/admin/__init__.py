@@ -12,6 +12,7 @@ from controlplane.admin.nodes import NodesService
 from controlplane.admin.quotas import QuotaService
 from controlplane.admin.salt_policies import SaltPolicyService
 from controlplane.admin.service import AdminParts
+from controlplane.admin.sharing_groups import SharingGroupService
 from controlplane.admin.tenants import TenantService
 from controlplane.admin.tokens import TokenService
 from controlplane.admin.usage import UsageService
@@ -23,6 +24,7 @@ from saltern.admin.v1 import (
     nodes_pb2_grpc,
     quotas_pb2_grpc,
     salt_policies_pb2_grpc,
+    sharing_groups_pb2_grpc,
     tenants_pb2_grpc,
     tokens_pb2_grpc,
     usage_pb2_grpc,
@@ -38,6 +40,7 @@ SERVICE_NAMES = tuple(
         NamespaceService,
         QuotaService,
         SaltPolicyService,
+        SharingGroupService,
         CredentialService,
         TokenService,
         KeyEncryptionKeyService,
@@ -54,6 +57,7 @@ def add_services(server: grpc.aio.Server, parts: AdminParts) -> None:
     namespaces_pb2_grpc.add_NamespaceServiceServicer_to_server(NamespaceService(parts), server)
     quotas_pb2_grpc.add_QuotaServiceServicer_to_server(QuotaService(parts), server)
     salt_policies_pb2_grpc.add_SaltPolicyServiceServicer_to_server(SaltPolicyService(parts), server)
+    sharing_groups_pb2_grpc.add_SharingGroupServiceServicer_to_server(SharingGroupService(parts), server)
     credentials_pb2_grpc.add_CredentialServiceServicer_to_server(CredentialService(parts), server)
     tokens_pb2_grpc.add_TokenServiceServicer_to_server(TokenService(parts), server)
     key_encryption_keys_pb2_grpc.add_KeyEncryptionKeyServiceServicer_to_server(KeyEncryptionKeyService(parts), server)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from saltern.errors import InvalidArgumentError, SalternError
@@ -41,6 +41,19 @@ def decode_identifier_token(token: str, collection: str) -> str:
         return parse_identifier(last, what="page token")  # type: ignore[arg-type]  # checks the type too
     except SalternError:
         raise _invalid() from None
+
+
+def decode_name_token(token: str, collection: str, parse: Callable[[str], object]) -> str:
+    """As ``decode_identifier_token`` for a list of resource names, of which ``parse`` takes one apart."""
+    if not token:
+        return ""
+    last = _decode(token, collection)
+    try:
+        parse(last)  # type: ignore[arg-type]  # checks the type too
+    except SalternError:
+        raise _invalid() from None
+    assert isinstance(last, str), "what is no text is no name"
+    return last
 
 
 def decode_sequence_token(token: str, collection: str) -> int | None:

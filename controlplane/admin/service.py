@@ -6,7 +6,7 @@ happens or none of it (I11).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import wraps
@@ -22,7 +22,8 @@ from controlplane.admin.resources import to_snapshot
 from controlplane.audit import DenialLog, record
 from controlplane.caller import Caller, current_caller, not_available
 from controlplane.clock import Clock, utc_now
-from controlplane.db import Database, bump_policy_version
+from controlplane.db import Database, Scope, bump_policy_version
+from controlplane.db.locks import lock_audit_chains
 from controlplane.db.models import Tenant
 from controlplane.key_encryption.encryption_keys import EncryptionKeys
 from controlplane.secrets import KeyEncryptionKey
@@ -58,6 +59,21 @@ class AdminParts:
     encryption_keys: EncryptionKeys | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Another tenant that a change touches: it goes into that one's chain too, as much as that one may see of it.
+
+    Attributes:
+        before, after: the resource as that tenant sees it.
+        resource: its name, where that is not the one acted upon.
+    """
+
+    tenant: TenantId
+    before: Message | None = None
+    after: Message | None = None
+    resource: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Generic[_ResponseT]):
     """What an act did.
@@ -68,6 +84,7 @@ class Change(Generic[_ResponseT]):
         response: the answer.
         replay: the answer to a repetition, where it differs: a secret is shown once.
         before, after: the resource; None where it was not there.
+        witnesses: the other tenants whose chain and policy it changes; then ``tenant`` is a tenant.
     """
 
     tenant: TenantId | None
@@ -76,6 +93,7 @@ class Change(Generic[_ResponseT]):
     replay: _ResponseT | None = None
     before: Message | None = None
     after: Message | None = None
+    witnesses: Sequence[Witness] = ()
 
 
 class _ChangeRequest(Protocol):
@@ -98,13 +116,19 @@ class AdminServicer:
         request: _ChangeRequest,
         response_type: type[_ResponseT],
         act: Callable[[AsyncSession, datetime], Awaitable[Change[_ResponseT]]],
+        *,
+        scope: Scope | None = None,
     ) -> _ResponseT:
-        """Run ``act`` as one audited change; the caller is authorised already."""
+        """Run ``act`` as one audited change; the caller is authorised already.
+
+        Args:
+            scope: of its transaction; by default the caller's.
+        """
         caller = current_caller()
         full_method = f"{self.service}/{method}"
         request_id = parse_request_id(request.request_id)
         now = self._parts.clock()
-        async with self._database.transaction() as session:
+        async with self._database.transaction(scope) as session:
             if request_id is not None:
                 stored = await claim_request(
                     session,
@@ -118,6 +142,9 @@ class AdminServicer:
                     return response_type.FromString(stored)
             change = await act(session, now)
             await session.flush()
+            if change.witnesses:  # every chain before the policy version, as ``controlplane.db.locks`` has it
+                await lock_audit_chains(session, [str(change.tenant), *(one.tenant for one in change.witnesses)])
+            changed = change.tenant if change.witnesses else _tenant_of(change.resource)
             await record(
                 session,
                 tenant=change.tenant,
@@ -128,8 +155,12 @@ class AdminServicer:
                 before=to_snapshot(change.before),
                 after=to_snapshot(change.after),
                 now=now,
-                bump_policy=lambda: bump_policy_version(session, now, _tenant_of(change.resource)),
+                bump_policy=lambda: bump_policy_version(session, now, changed),
             )
+            for witness in change.witnesses:
+                await _record_for(
+                    session, witness, resource=change.resource, method=full_method, caller=caller, now=now
+                )
             if request_id is not None:
                 await store_response(
                     session,
@@ -139,6 +170,25 @@ class AdminServicer:
                     response=change.replay or change.response,
                 )
         return change.response
+
+
+async def _record_for(
+    session: AsyncSession, witness: Witness, *, resource: str, method: str, caller: Caller, now: datetime
+) -> None:
+    """Record another tenant's act; which of its keys acted, from where and under which request id stays its own."""
+    await record(
+        session,
+        tenant=witness.tenant,
+        actor=caller.subject if caller.tenant in (None, witness.tenant) else tenant_name(caller.tenant),
+        role=caller.role,
+        peer="",
+        method=method,
+        resource=witness.resource or resource,
+        before=to_snapshot(witness.before),
+        after=to_snapshot(witness.after),
+        now=now,
+        bump_policy=lambda: bump_policy_version(session, now, witness.tenant),
+    )
 
 
 def _tenant_of(resource: str) -> TenantId | None:

@@ -39,6 +39,7 @@ async def record(
     before: Mapping[str, object] | None = None,
     after: Mapping[str, object] | None = None,
     bump_policy: Callable[[], Awaitable[int]] | None = None,
+    peer: str | None = None,
 ) -> int:
     """Append one event to the chain of ``tenant`` (None: the platform's) and return its sequence.
 
@@ -52,6 +53,7 @@ async def record(
         before, after: the resource as JSON values; integers only.
         bump_policy: raises the policy version and returns it, for an act that nodes must hear of. It is done in here,
             because the event names the version and the chain is locked before it (``controlplane.db.locks``).
+        peer: where the call came from; by default that of the current call.
 
     Raises:
         InternalError: a value looks like a secret.
@@ -72,7 +74,7 @@ async def record(
             event_time_us=(now - _EPOCH) // _MICROSECOND,
             actor=actor,
             actor_role=role.value if role else "",
-            peer=current_peer(),
+            peer=current_peer() if peer is None else peer,
             method=method,
             resource=resource,
             outcome=outcome.value,

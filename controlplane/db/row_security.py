@@ -55,6 +55,10 @@ class ServiceTask(StrEnum):
     SALT_ROTATION = "rotation of salts"
     #: Quotas of every tenant are spread over the nodes.
     LEASES = "leases"
+    #: Hours are closed for every tenant, those of tenants that are gone too.
+    METERING = "metering"
+    #: Two tenants act on one group; what each of them sees of it is less than the rows (``controlplane.sharing``).
+    SHARING = "sharing groups"
     #: After a restore of the database every tenant's tokens end.
     RESTORE = "restore of the database"
 

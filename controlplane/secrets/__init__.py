@@ -7,6 +7,7 @@ from controlplane.secrets.wrapping import (
     KeyEncryptionKey,
     LocalKeyEncryptionKey,
     WrapContext,
+    group_root_context,
     root_secret_context,
     signing_key_context,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "issue_api_key",
     "load_key_encryption_key",
     "parse_api_key",
+    "group_root_context",
     "root_secret_context",
     "signing_key_context",
 ]

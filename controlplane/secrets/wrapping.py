@@ -41,6 +41,11 @@ def root_secret_context(tenant_uid: UUID, epoch: int) -> WrapContext:
     return WrapContext("tenant-root-secret", str(tenant_uid), epoch)
 
 
+def group_root_context(group_uid: UUID, epoch: int) -> WrapContext:
+    """Context of the root secret of one epoch of a sharing group."""
+    return WrapContext("sharing-group-root-secret", str(group_uid), epoch)
+
+
 def signing_key_context(kid: str) -> WrapContext:
     """Context of the private half of a token-signing key."""
     return WrapContext("token-signing-key", kid)

@@ -8,6 +8,7 @@
     namespaces 1──n namespace_leases n──1 nodes
             1──1 salt_policies         signing_keys, audit_checkpoint_keys, key_encryption_keys
             1──n salt_epochs
+            1──n sharing_groups 1──n sharing_group_members n──0..1 namespaces
             1──0..1 rate_limits
             1──n api_keys (n──0 for    bootstrap, policy_state     (one row each)
                  keys of the platform)
@@ -38,6 +39,7 @@ from controlplane.db.models.metering import Meter, MeteredProcess, MeteringState
 from controlplane.db.models.nodes import NamespaceLease, Node, QuotaLease
 from controlplane.db.models.policy import PolicyChange, PolicyState
 from controlplane.db.models.salts import SaltEpoch, SaltPolicy
+from controlplane.db.models.sharing import SharingGroup, SharingGroupMember
 from controlplane.db.models.tenants import Namespace, RateLimits, Tenant, TierQuota
 from controlplane.db.models.usage import USAGE_COUNTERS, USAGE_MAPS, NodeTierUsage, NodeUsage
 
@@ -72,6 +74,8 @@ __all__ = [
     "RequestLog",
     "SaltEpoch",
     "SaltPolicy",
+    "SharingGroup",
+    "SharingGroupMember",
     "SigningKey",
     "Tenant",
     "TierQuota",
