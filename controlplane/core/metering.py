@@ -80,7 +80,7 @@ class Reading:
 
     dram_bytes: int = 0
     ssd_bytes: int = 0
-    counters: Mapping[str, int] = _NOTHING
+    counters: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
 
     @property
     def holds(self) -> bool:

@@ -86,6 +86,7 @@ def upgrade() -> None:
         sa.Column("node_id", sa.Text(), nullable=False),
         sa.Column("sequence", sa.BigInteger(), nullable=False),
         sa.Column("report_time", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("write_id", sa.Uuid(), nullable=False),
         sa.CheckConstraint("sequence >= 0", name=op.f("ck_metered_processes_sequence_not_negative")),
         sa.PrimaryKeyConstraint("counters_id", name=op.f("pk_metered_processes")),
     )
