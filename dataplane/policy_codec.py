@@ -11,6 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+from dataplane.core.partition import UID_SEPARATOR
 from dataplane.core.usage import NodeUsage, SsdCounters, SsdUsage, TenantUsage
 from saltern.admin.v1 import quotas_pb2, tenants_pb2, usage_pb2
 from saltern.auth.v1 import auth_pb2
@@ -18,10 +19,11 @@ from saltern.errors import InvalidArgumentError, SalternError
 from saltern.names import NamespaceId, TenantId, parse_namespace_id, parse_tenant_id
 from saltern.node.v1 import node_pb2
 from saltern.wire import ENTRY_MAX_BYTES
-from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
+from tenants.policy import GroupPeer, GroupPolicy, NamespacePolicy, NodePolicy, TenantPolicy, TenantState
 from tenants.policy_delta import PolicyDelta
 from tenants.quota import WEIGHT_DEFAULT, RateLimits, Tier, TierQuota
 from tenants.revocation import Revocation, RevocationSet
+from tenants.sharing import GROUP_MEMBERS_MAX
 from tenants.tokens import KeySet, public_key_from_x
 
 KeyT = TypeVar("KeyT")
@@ -33,6 +35,7 @@ _STATES: Final[dict[int, TenantState]] = {
     tenants_pb2.Tenant.STATE_SUSPENDED: TenantState.SUSPENDED,
 }
 _TIERS: Final[dict[int, Tier]] = {quotas_pb2.TIER_DRAM: Tier.DRAM, quotas_pb2.TIER_SSD: Tier.SSD}
+_UID_MAX_CHARS: Final = 64
 _JWK_MEMBERS: Final = {"kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "use": "sig"}
 
 
@@ -189,15 +192,43 @@ def _decode_rates(rates: quotas_pb2.RateLimits) -> RateLimits:
 def _decode_namespace(namespace: node_pb2.NamespacePolicy) -> tuple[NamespaceId, NamespacePolicy]:
     namespace_id = parse_namespace_id(namespace.namespace_id)
     epochs = tuple(namespace.epochs)
-    if not namespace.uid or not 1 <= namespace.block_bytes <= ENTRY_MAX_BYTES:
+    if not _is_uid(namespace.uid) or not 1 <= namespace.block_bytes <= ENTRY_MAX_BYTES:
         raise _malformed(f"namespace {namespace_id!r} has no uid or blocks of {namespace.block_bytes} bytes")
     if any(epoch < 0 for epoch in epochs) or list(epochs) != sorted(set(epochs)):
         raise _malformed(f"the epochs of namespace {namespace_id!r} do not ascend")
     if namespace.block_tokens < 0:
         raise _malformed(f"blocks of {namespace.block_tokens} tokens in namespace {namespace_id!r}")
     return namespace_id, NamespacePolicy(
-        uid=namespace.uid, block_bytes=namespace.block_bytes, epochs=epochs, block_tokens=namespace.block_tokens
+        uid=namespace.uid,
+        block_bytes=namespace.block_bytes,
+        epochs=epochs,
+        block_tokens=namespace.block_tokens,
+        groups=_unique("sharing group", (_decode_group(group, namespace.uid) for group in namespace.groups)),
     )
+
+
+def _decode_group(group: node_pb2.GroupPolicy, own_uid: str) -> tuple[str, GroupPolicy]:
+    """I2: a group of which anything is odd refuses the policy: which of its members may read whom would be a guess."""
+    epochs = tuple(group.epochs)
+    if not _is_uid(group.uid):
+        raise _malformed("a sharing group has no uid")
+    if not epochs or any(epoch < 0 for epoch in epochs) or list(epochs) != sorted(set(epochs)):
+        raise _malformed(f"the epochs of sharing group {group.uid!r} do not ascend")
+    peers = _unique("peer", ((peer.namespace_uid, _decode_peer(peer)) for peer in group.peers))
+    if own_uid in peers or len(peers) >= GROUP_MEMBERS_MAX:
+        raise _malformed(f"sharing group {group.uid!r} has {len(peers)} peers, or is its own")
+    return group.uid, GroupPolicy(epochs, tuple(peers.values()))
+
+
+def _decode_peer(peer: node_pb2.GroupPeer) -> GroupPeer:
+    if not _is_uid(peer.namespace_uid):
+        raise _malformed("a peer in a sharing group has no uid")
+    return GroupPeer(parse_tenant_id(peer.tenant_id), parse_namespace_id(peer.namespace_id), peer.namespace_uid)
+
+
+def _is_uid(uid: str) -> bool:
+    """Two uids are joined by the separator where entries are stored, so neither may hold it."""
+    return 0 < len(uid) <= _UID_MAX_CHARS and UID_SEPARATOR not in uid
 
 
 def _unique(what: str, pairs: Iterable[tuple[KeyT, ValueT]]) -> MappingProxyType[KeyT, ValueT]:

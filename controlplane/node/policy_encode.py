@@ -9,7 +9,7 @@ from controlplane.auth.key_set import encode_key_set
 from saltern.admin.v1 import quotas_pb2, tenants_pb2
 from saltern.names import TenantId
 from saltern.node.v1 import node_pb2
-from tenants.policy import NodePolicy, TenantPolicy, TenantState
+from tenants.policy import GroupPolicy, NodePolicy, TenantPolicy, TenantState
 from tenants.quota import Tier
 from tenants.tokens import KeySet
 
@@ -53,6 +53,7 @@ def _encode_tenants(tenants: Mapping[TenantId, TenantPolicy]) -> Iterable[node_p
                     uid=namespace.uid,
                     block_bytes=namespace.block_bytes,
                     epochs=namespace.epochs,
+                    groups=_encode_groups(namespace.groups),
                 )
                 for namespace_id, namespace in tenant.namespaces.items()
             ],
@@ -70,3 +71,12 @@ def _encode_tenants(tenants: Mapping[TenantId, TenantPolicy]) -> Iterable[node_p
         )
         encoded.min_issue_time.FromSeconds(tenant.min_issue_time_s)
         yield encoded
+
+
+def _encode_groups(groups: Mapping[str, GroupPolicy]) -> Iterable[node_pb2.GroupPolicy]:
+    for uid, group in groups.items():
+        peers = (
+            node_pb2.GroupPeer(tenant_id=peer.tenant, namespace_id=peer.namespace, namespace_uid=peer.namespace_uid)
+            for peer in group.peers
+        )
+        yield node_pb2.GroupPolicy(uid=uid, epochs=group.epochs, peers=peers)

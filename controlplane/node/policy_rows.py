@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.auth.signing_keys import load_key_set
 from controlplane.db import Database, ServiceScope, ServiceTask, models
 from controlplane.node.lease_rows import QuotaKey
-from saltern.names import NodeId, TenantId
+from saltern.names import NamespaceId, NodeId, TenantId
 from tenants.quota import Tier
 from tenants.tokens import KeySet
 
@@ -30,6 +30,17 @@ RowT = TypeVar("RowT")
 
 
 @dataclass(frozen=True, slots=True)
+class SharedNamespace:
+    """One member of a sharing group that has accepted."""
+
+    group_uid: str
+    epoch: int
+    tenant: TenantId
+    namespace: NamespaceId
+    namespace_uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyRows:
     """The rows of one consistent view; policies of every node can be composed of them.
 
@@ -38,6 +49,7 @@ class PolicyRows:
         base_version: the version that ``changed`` counts from; None where the rows are of every tenant.
         changed: tenants of which the rows are; None for all. One that has no row was deleted.
         granted_bytes: what the newest policy grants, by node.
+        shared: every member of each sharing group that one of these tenants is in: peers are told of each other.
     """
 
     version: int
@@ -51,6 +63,7 @@ class PolicyRows:
     nodes: list[models.Node]
     granted_bytes: Mapping[NodeId, Mapping[QuotaKey, int]]
     revocations: list[models.TokenRevocation]
+    shared: list[SharedNamespace]
     key_set: KeySet
 
 
@@ -76,6 +89,7 @@ async def read_policy_rows(database: Database, base_version: int | None = None) 
             nodes=list(await session.scalars(select(models.Node))),
             granted_bytes=await rows.granted_bytes(),
             revocations=await rows.of(models.TokenRevocation, models.TokenRevocation.tenant_id),
+            shared=await rows.shared(),
             key_set=await load_key_set(session),
         )
 
@@ -98,6 +112,22 @@ class _Reader:
         if self._names is not None:
             statement = statement.where(tenant_column.in_(self._names))
         return list(await self._session.scalars(statement))
+
+    async def shared(self) -> list[SharedNamespace]:
+        group, member = models.SharingGroup, models.SharingGroupMember
+        statement = (
+            select(group.uid, group.epoch, member.tenant_id, member.namespace_id, member.namespace_uid)
+            .join(member, member.group_uid == group.uid)
+            .where(member.accept_time.is_not(None))
+            .order_by(group.uid, member.accept_time, member.tenant_id, member.namespace_id)
+        )
+        if self._names is not None:
+            concerned = select(member.group_uid).where(member.tenant_id.in_(self._names)).distinct()
+            statement = statement.where(group.uid.in_(concerned))
+        return [
+            SharedNamespace(str(uid), epoch, TenantId(tenant), NamespaceId(namespace), str(namespace_uid))
+            for uid, epoch, tenant, namespace, namespace_uid in await self._session.execute(statement)
+        ]
 
     async def granted_bytes(self) -> dict[NodeId, dict[QuotaKey, int]]:
         lease = models.QuotaLease

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from controlplane.clock import ceiling_s
 from controlplane.core.quota_split import split_rates, split_reserved
 from controlplane.db import models
-from controlplane.node.policy_rows import PolicyRows
+from controlplane.node.policy_rows import PolicyRows, SharedNamespace
 from controlplane.node.registry import capacity_bytes
 from controlplane.salts.epochs import readable_epochs
 from saltern.names import NamespaceId, NodeId, TenantId
-from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy
+from tenants.policy import GroupPeer, GroupPolicy, NamespacePolicy, NodePolicy, TenantPolicy
 from tenants.quota import NO_RATE_LIMITS, RateLimits, Tier, TierQuota
 from tenants.revocation import NO_REVOCATIONS, Revocation, RevocationSet
 
@@ -47,6 +47,7 @@ def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
             node, NO_RATE_LIMITS
         )
     epochs = readable_epochs(rows.salt_epochs)
+    groups = _groups(rows.shared)
     namespaces: dict[str, dict[NamespaceId, NamespacePolicy]] = defaultdict(dict)
     for namespace in rows.namespaces:
         namespaces[namespace.tenant_id][NamespaceId(namespace.id)] = NamespacePolicy(
@@ -54,6 +55,7 @@ def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
             block_bytes=namespace.block_bytes,
             epochs=epochs.get(namespace.tenant_id, ()),
             block_tokens=namespace.block_tokens,
+            groups=groups.get(str(namespace.uid), {}),
         )
     revocations: dict[str, list[Revocation]] = defaultdict(list)
     for revoked in rows.revocations:
@@ -74,6 +76,20 @@ def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
             for tenant in rows.tenants
         },
     )
+
+
+def _groups(shared: Iterable[SharedNamespace]) -> dict[str, dict[str, GroupPolicy]]:
+    """The sharing groups of each namespace, by its uid: members that have accepted are each other's peers (I2)."""
+    members: dict[str, list[SharedNamespace]] = defaultdict(list)
+    for one in shared:
+        members[one.group_uid].append(one)
+    groups: dict[str, dict[str, GroupPolicy]] = defaultdict(dict)
+    for group_uid, of_group in members.items():
+        peers = [GroupPeer(one.tenant, one.namespace, one.namespace_uid) for one in of_group]
+        for one, peer in zip(of_group, peers, strict=True):
+            others = tuple(other for other in peers if other is not peer)
+            groups[one.namespace_uid][group_uid] = GroupPolicy(epochs=(one.epoch,), peers=others)
+    return groups
 
 
 def _capacities(nodes: Iterable[models.Node], tier: Tier) -> dict[NodeId, int]:
