@@ -40,7 +40,7 @@ def decode_identifier_token(token: str, collection: str) -> str:
     try:
         return parse_identifier(last, what="page token")  # type: ignore[arg-type]  # checks the type too
     except SalternError:
-        raise _invalid() from None
+        raise invalid_token() from None
 
 
 def decode_name_token(token: str, collection: str, parse: Callable[[str], object]) -> str:
@@ -51,7 +51,7 @@ def decode_name_token(token: str, collection: str, parse: Callable[[str], object
     try:
         parse(last)  # type: ignore[arg-type]  # checks the type too
     except SalternError:
-        raise _invalid() from None
+        raise invalid_token() from None
     assert isinstance(last, str), "what is no text is no name"
     return last
 
@@ -62,7 +62,15 @@ def decode_sequence_token(token: str, collection: str) -> int | None:
         return None
     last = _decode(token, collection)
     if type(last) is not int or not 1 <= last <= _SEQUENCE_MAX:
-        raise _invalid()
+        raise invalid_token()
+    return last
+
+
+def decode_text_token(token: str, collection: str) -> str:
+    """The text that ``encode_page_token`` was given, for the caller to check. Raises as ``decode_identifier_token``."""
+    last = _decode(token, collection)
+    if not isinstance(last, str):
+        raise invalid_token()
     return last
 
 
@@ -74,13 +82,13 @@ def cut_page(rows: Sequence[_RowT], page_size: int) -> tuple[Sequence[_RowT], _R
 
 def _decode(token: str, collection: str) -> object:
     if len(token) > _TOKEN_MAX_CHARS:
-        raise _invalid()
+        raise invalid_token()
     try:
         fields = json.loads(base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True))
     except (ValueError, RecursionError):
-        raise _invalid() from None
+        raise invalid_token() from None
     if not isinstance(fields, list) or len(fields) != 3 or fields[:2] != [_VERSION, _digest(collection)]:
-        raise _invalid()
+        raise invalid_token()
     return fields[2]
 
 
@@ -88,7 +96,8 @@ def _digest(collection: str) -> str:
     return hashlib.sha256(frame("saltern/page/1", collection)).hexdigest()[:16]
 
 
-def _invalid() -> InvalidArgumentError:
+def invalid_token() -> InvalidArgumentError:
+    """The error for a token that is not one of its list."""
     return InvalidArgumentError(
         "page_token is not one that this list has given out",
         reason="INVALID_PAGE_TOKEN",

@@ -1,11 +1,12 @@
-"""UsageService: what each tenant holds and what the cache did for it, as the nodes last reported; and the nodes."""
+"""UsageService: what each tenant holds and what the cache did for it, now and in every hour; and the nodes."""
 
 # ruff: noqa: N802 (gRPC names the methods)
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from sqlalchemy import func, select
@@ -15,15 +16,21 @@ from controlplane.admin.fields import parse_page_size, to_timestamp
 from controlplane.admin.nodes import leased_bytes, to_node
 from controlplane.admin.pages import cut_page, decode_identifier_token, encode_page_token
 from controlplane.admin.resources import TIER_TO_PROTO
-from controlplane.admin.service import AdminServicer, load_tenant, method
+from controlplane.admin.service import AdminServicer, absent, load_tenant, method, streaming_method
+from controlplane.admin.usage_records import collection_of, decode_position, encode_position, parse_query
 from controlplane.caller import authorise
-from controlplane.db.models import USAGE_COUNTERS, USAGE_MAPS, Node, NodeTierUsage, NodeUsage, TierQuota
+from controlplane.db.models import USAGE_COUNTERS, USAGE_MAPS, Node, NodeTierUsage, NodeUsage, Tenant, TierQuota
+from controlplane.metering.messages import to_usage_record
+from controlplane.metering.records import by_step, has_records, read_records
 from controlplane.rpc import Context
 from saltern.admin.v1 import usage_pb2, usage_pb2_grpc
 from saltern.names import TenantId, parse_tenant_name, tenant_name
 from tenants.roles import Permission
 
 _COLLECTION = "nodes"
+_USAGES = "usages"
+#: Usage records of one message of an export.
+_EXPORT_RECORDS = 500
 _INT64_MAX = 2**63 - 1
 
 
@@ -36,12 +43,70 @@ class UsageService(AdminServicer, usage_pb2_grpc.UsageServiceServicer):
         caller = authorise(Permission.USAGE_READ, tenant)
         async with self._database.transaction() as session:
             await load_tenant(session, tenant, caller)
-            tiers = await _tier_usage(session, tenant)
+            tiers = await _tier_usage(session, [tenant])
             reports = (await session.scalars(select(NodeUsage).where(NodeUsage.tenant_id == tenant))).all()
-        usage = _sum_reports(reports)
-        usage.tenant = tenant_name(tenant)
-        usage.tiers.extend(tiers)
-        return usage
+        return _to_usage(tenant, tiers.get(tenant, []), reports)
+
+    @method
+    async def ListUsages(self, request: usage_pb2.ListUsagesRequest, context: Context) -> usage_pb2.ListUsagesResponse:
+        authorise(Permission.USAGE_READ, None)
+        page_size = parse_page_size(request.page_size)
+        after = decode_identifier_token(request.page_token, _USAGES)
+        async with self._database.transaction() as session:
+            statement = select(Tenant.id).where(Tenant.id > after).order_by(Tenant.id).limit(page_size + 1)
+            tenants, last = cut_page((await session.scalars(statement)).all(), page_size)
+            tiers = await _tier_usage(session, tenants)
+            reports: defaultdict[str, list[NodeUsage]] = defaultdict(list)
+            for report in await session.scalars(select(NodeUsage).where(NodeUsage.tenant_id.in_(tenants))):
+                reports[report.tenant_id].append(report)
+        return usage_pb2.ListUsagesResponse(
+            usages=[_to_usage(TenantId(tenant), tiers.get(tenant, []), reports[tenant]) for tenant in tenants],
+            next_page_token=encode_page_token(_USAGES, last) if last else "",
+        )
+
+    @method
+    async def ListUsageRecords(
+        self, request: usage_pb2.ListUsageRecordsRequest, context: Context
+    ) -> usage_pb2.ListUsageRecordsResponse:
+        tenant = parse_tenant_name(request.parent)
+        caller = authorise(Permission.USAGE_READ, tenant)
+        collection = collection_of(request)
+        page_size = parse_page_size(request.page_size)
+        after = decode_position(request.page_token, collection)
+        async with self._reading() as session:
+            row = await session.get(Tenant, tenant)
+            # A tenant sees nothing of an earlier one of its name (I2); the platform also what is left of it.
+            if row is None and not (caller.is_platform and await has_records(session, tenant)):
+                raise absent(caller, request.parent)
+            uid = None if caller.is_platform or row is None else row.uid
+            query = await parse_query(session, request, self._parts.clock(), tenant=tenant, tenant_uid=uid)
+            records = await read_records(session, query, after=after, limit=page_size + 1)
+        page, last = cut_page(records, page_size)
+        return usage_pb2.ListUsageRecordsResponse(
+            usage_records=map(to_usage_record, page),
+            next_page_token=encode_position(collection, last.position) if last else "",
+        )
+
+    @streaming_method
+    async def ExportUsageRecords(
+        self, request: usage_pb2.ExportUsageRecordsRequest, context: Context
+    ) -> AsyncIterator[usage_pb2.ExportUsageRecordsResponse]:
+        authorise(Permission.USAGE_READ, None)
+        async with self._reading() as session:
+            whole = await parse_query(session, request, self._parts.clock(), closed_only=request.closed_only)
+        for query in by_step(whole):
+            after = None
+            while True:
+                async with self._reading() as session:
+                    records = await read_records(session, query, after=after, limit=_EXPORT_RECORDS)
+                if records:
+                    after = records[-1].position
+                    yield usage_pb2.ExportUsageRecordsResponse(usage_records=map(to_usage_record, records))
+                if len(records) < _EXPORT_RECORDS:
+                    break
+
+    def _reading(self) -> AbstractAsyncContextManager[AsyncSession]:
+        return self._database.transaction(isolation_level="REPEATABLE READ")
 
     @method
     async def ListNodes(self, request: usage_pb2.ListNodesRequest, context: Context) -> usage_pb2.ListNodesResponse:
@@ -59,9 +124,11 @@ class UsageService(AdminServicer, usage_pb2_grpc.UsageServiceServicer):
         )
 
 
-def _sum_reports(reports: Sequence[NodeUsage]) -> usage_pb2.Usage:
-    """The counters of one tenant over all nodes; ``report_time`` is the oldest."""
+def _to_usage(tenant: TenantId, tiers: Sequence[usage_pb2.TierUsage], reports: Sequence[NodeUsage]) -> usage_pb2.Usage:
+    """What one tenant holds, and its counters over all nodes; ``report_time`` is the oldest."""
     return usage_pb2.Usage(
+        tenant=tenant_name(tenant),
+        tiers=tiers,
         report_time=to_timestamp(min((report.report_time for report in reports), default=None)),
         ssd=_ssd_activity(_sum_by_name(report.ssd for report in reports if report.ssd is not None)),
         **_totals(reports),
@@ -89,8 +156,8 @@ def _sum_by_name(maps: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return {name: _saturated(total) for name, total in totals.items()}
 
 
-async def _tier_usage(session: AsyncSession, tenant: TenantId) -> list[usage_pb2.TierUsage]:
-    """Quota and use of every tier, summed over the nodes."""
+async def _tier_usage(session: AsyncSession, tenants: Collection[str]) -> dict[str, list[usage_pb2.TierUsage]]:
+    """Quota and use of every tier of each tenant, summed over the nodes."""
     statement = (
         select(
             TierQuota,
@@ -103,22 +170,24 @@ async def _tier_usage(session: AsyncSession, tenant: TenantId) -> list[usage_pb2
             NodeTierUsage,
             (NodeTierUsage.tenant_id == TierQuota.tenant_id) & (NodeTierUsage.tier == TierQuota.tier),
         )
-        .where(TierQuota.tenant_id == tenant)
+        .where(TierQuota.tenant_id.in_(tenants))
         .group_by(TierQuota.tenant_id, TierQuota.tier)  # the primary key: it determines the other columns
         .order_by(TierQuota.tier)
     )
-    return [
-        usage_pb2.TierUsage(
-            tier=TIER_TO_PROTO[row.TierQuota.tier],
-            used_bytes=_saturated(row.used_bytes),
-            limit_bytes=row.TierQuota.limit_bytes,
-            reserved_bytes=row.TierQuota.reserved_bytes,
-            entries=_saturated(row.entries),
-            lent_bytes=_saturated(row.lent_bytes),
-            borrowed_bytes=_saturated(row.borrowed_bytes),
+    found: defaultdict[str, list[usage_pb2.TierUsage]] = defaultdict(list)
+    for row in await session.execute(statement):
+        found[row.TierQuota.tenant_id].append(
+            usage_pb2.TierUsage(
+                tier=TIER_TO_PROTO[row.TierQuota.tier],
+                used_bytes=_saturated(row.used_bytes),
+                limit_bytes=row.TierQuota.limit_bytes,
+                reserved_bytes=row.TierQuota.reserved_bytes,
+                entries=_saturated(row.entries),
+                lent_bytes=_saturated(row.lent_bytes),
+                borrowed_bytes=_saturated(row.borrowed_bytes),
+            )
         )
-        for row in await session.execute(statement)
-    ]
+    return found
 
 
 def _saturated(total: int) -> int:

@@ -107,6 +107,14 @@ async def first_hour(session: AsyncSession) -> datetime | None:
     return min((hour for hour in hours if hour is not None), default=None)
 
 
+async def has_records(session: AsyncSession, tenant: TenantId) -> bool:
+    """Whether anything is known of a tenant of this name, be it gone or not."""
+    for table in (UsageRecord, OpenUsage):
+        if await session.scalar(select(select(table.hour).where(table.tenant_id == tenant).exists())):
+            return True
+    return False
+
+
 def _select(
     table: type[UsageRecord] | type[OpenUsage], columns: list[Any], query: RecordQuery, after: Position | None
 ) -> Any:
@@ -162,7 +170,7 @@ def _to_record(position: Position, totals: list[_Totals], step: timedelta, close
     return Record(TenantId(tenant), tenant_uid, namespace, start, end, end > closed_until, amounts, maps)
 
 
-def page_positions(query: RecordQuery) -> Iterator[RecordQuery]:
+def by_step(query: RecordQuery) -> Iterator[RecordQuery]:
     """``query`` step by step: of every tenant, one hour or day is as much as a statement should sort."""
     begin = query.begin
     while begin < query.end:
