@@ -25,6 +25,7 @@ from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, Scope, bump_policy_version
 from controlplane.db.locks import lock_audit_chains
 from controlplane.db.models import Tenant
+from controlplane.db.policy import note_policy_version, raised_policy_version
 from controlplane.key_encryption.encryption_keys import EncryptionKeys
 from controlplane.secrets import KeyEncryptionKey
 from saltern.errors import (
@@ -35,6 +36,7 @@ from saltern.errors import (
     SalternError,
 )
 from saltern.names import TenantId, tenant_name
+from saltern.policy_version import POLICY_VERSION_KEY
 from tenants.policy import TenantState
 
 _RequestT = TypeVar("_RequestT", bound=Message)
@@ -139,6 +141,7 @@ class AdminServicer:
                     now=now,
                 )
                 if stored is not None:
+                    await note_policy_version(session)
                     return response_type.FromString(stored)
             change = await act(session, now)
             await session.flush()
@@ -200,15 +203,22 @@ def _tenant_of(resource: str) -> TenantId | None:
 def method(
     function: Callable[[_ServicerT, _RequestT, rpc.Context], Awaitable[_ResponseT]],
 ) -> Callable[[_ServicerT, _RequestT, rpc.Context], Awaitable[_ResponseT]]:
-    """Decorate a servicer method: denied attempts are audited, errors leave as well-formed statuses."""
+    """Decorate a servicer method: denied attempts are audited, errors leave as well-formed statuses.
+
+    What it changed is answered with the consistency token, ``POLICY_VERSION_KEY`` in the trailing metadata.
+    """
 
     @wraps(function)
     async def audited(servicer: _ServicerT, request: _RequestT, context: rpc.Context) -> _ResponseT:
         try:
-            return await function(servicer, request, context)
+            response = await function(servicer, request, context)
         except PermissionDeniedError as error:
             await _record_denied(servicer, function.__name__, request, error)
             raise
+        version = raised_policy_version()
+        if version:
+            context.set_trailing_metadata(((POLICY_VERSION_KEY, str(version)),))
+        return response
 
     return rpc.unary(audited)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextvars import ContextVar
 from datetime import datetime
+from typing import Final
 
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -14,6 +17,20 @@ from saltern.names import TenantId
 
 #: LISTEN on it; the payload is the new version, sent when the transaction commits.
 POLICY_CHANNEL = "saltern_policy"
+#: A change of more tenants than this is written down as one of any.
+CHANGED_TENANTS_MAX: Final = 1_000
+
+_raised: ContextVar[int] = ContextVar("policy version raised by this call", default=0)
+
+
+def raised_policy_version() -> int:
+    """The newest policy version that the call in progress has raised, or waits to be told of; 0 for none."""
+    return _raised.get()
+
+
+async def note_policy_version(session: AsyncSession) -> None:
+    """The call in progress is answered by what an earlier one did, which the present version holds."""
+    _raised.set((await session.execute(select(PolicyState.version))).scalar_one())
 
 
 async def bump_policy_version(
@@ -33,5 +50,26 @@ async def bump_policy_version(
     scope = scope_of_session(session)
     changed = scope.tenant if isinstance(scope, TenantScope) else tenant
     await session.execute(insert(PolicyChange).values(version=version, tenant_id=changed))
-    await session.execute(select(func.pg_notify(POLICY_CHANNEL, str(version))))
+    await _tell(session, version)
     return version
+
+
+async def bump_policy_versions(session: AsyncSession, now: datetime, tenants: Collection[TenantId]) -> int:
+    """Raise the version for a change that is about ``tenants`` and no others; otherwise as :func:`bump_policy_version`.
+
+    Each takes a version of its own, of which only the last one, which is returned, is ever seen. Of too many tenants
+    it becomes a change of any.
+    """
+    if not 1 <= len(tenants) <= CHANGED_TENANTS_MAX:
+        return await bump_policy_version(session, now)
+    statement = update(PolicyState).values(version=PolicyState.version + len(tenants), update_time=now)
+    version: int = (await session.execute(statement.returning(PolicyState.version))).scalar_one()
+    rows = [{"version": version - later, "tenant_id": tenant} for later, tenant in enumerate(sorted(tenants))]
+    await session.execute(insert(PolicyChange), rows)
+    await _tell(session, version)
+    return version
+
+
+async def _tell(session: AsyncSession, version: int) -> None:
+    _raised.set(version)
+    await session.execute(select(func.pg_notify(POLICY_CHANNEL, str(version))))

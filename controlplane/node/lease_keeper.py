@@ -15,7 +15,7 @@ grants is believed in the books before any node can hear of it (I4).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -33,7 +33,14 @@ from controlplane.core.lease_demand import Demand, rebalance
 from controlplane.core.lease_terms import LEASE_DURATION_DEFAULT_S, Due, Standing
 from controlplane.core.leases import NOTHING, Holding, Members
 from controlplane.core.quota_split import split_reserved
-from controlplane.db import Database, ServiceScope, ServiceTask, bump_policy_version, models
+from controlplane.db import (
+    Database,
+    ServiceScope,
+    ServiceTask,
+    bump_policy_version,
+    bump_policy_versions,
+    models,
+)
 from controlplane.db.locks import lock_leases, try_lock_leases
 from controlplane.node.demand import DemandMeter
 from controlplane.node.lease_rows import (
@@ -147,10 +154,11 @@ class LeaseKeeper:
                 if new:
                     changed[key] = new
         if changed:
-            carried = await bump_policy_version(session, self._clock(), _only_tenant(changed))
+            movers = {tenant for tenant, _ in changed}
+            carried = await bump_policy_versions(session, self._clock(), movers)
             # Others may have raised the version since it was read; what they changed is the next step's.
             await write_holdings(session, _carried_by(changed, version + 1, carried))
-            version = carried if carried == version + 1 else version
+            version = carried if carried in (version + 1, version + len(movers)) else version
         await _leased_up_to(session, version)
 
     async def tick(self) -> None:
@@ -249,11 +257,6 @@ def _capacities(members: Mapping[Tier, Members]) -> dict[Tier, dict[NodeId, int]
     return {
         tier: {node: member.capacity_bytes for node, member in of_tier.items()} for tier, of_tier in members.items()
     }
-
-
-def _only_tenant(changed: Iterable[QuotaKey]) -> TenantId | None:
-    tenants = {tenant for tenant, _ in changed}
-    return tenants.pop() if len(tenants) == 1 else None
 
 
 def _carried_by(

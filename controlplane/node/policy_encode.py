@@ -1,8 +1,8 @@
-"""Policies on the wire: a snapshot, or the part of one that changed (``proto/saltern/node/v1``)."""
+"""Policies on the wire: snapshots and deltas (``proto/saltern/node/v1``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from controlplane.auth.key_set import encode_key_set
@@ -33,6 +33,28 @@ def encode_policy(
     return snapshot
 
 
+def encode_delta(
+    policy: NodePolicy,
+    base_version: int,
+    changed: Collection[TenantId],
+    *,
+    key_set: KeySet,
+    create_time: datetime,
+    lease_duration: timedelta,
+) -> node_pb2.PolicyDelta:
+    """Encode what turns the policy ``base_version`` into that of ``policy.version``.
+
+    Args:
+        policy: of the tenants ``changed`` alone; those of them that it does not name are gone.
+    """
+    delta = node_pb2.PolicyDelta(base_version=base_version, version=policy.version, key_set=encode_key_set(key_set))
+    delta.create_time.FromDatetime(create_time)
+    delta.lease_duration.FromTimedelta(lease_duration)
+    delta.tenants.extend(_encode_tenants(policy.tenants))
+    delta.removed_tenant_ids.extend(sorted(set(changed) - policy.tenants.keys()))
+    return delta
+
+
 def _encode_tenants(tenants: Mapping[TenantId, TenantPolicy]) -> Iterable[node_pb2.TenantPolicy]:
     for tenant_id, tenant in tenants.items():
         encoded = node_pb2.TenantPolicy(
@@ -54,6 +76,7 @@ def _encode_tenants(tenants: Mapping[TenantId, TenantPolicy]) -> Iterable[node_p
                     block_bytes=namespace.block_bytes,
                     epochs=namespace.epochs,
                     groups=_encode_groups(namespace.groups),
+                    block_tokens=namespace.block_tokens,
                 )
                 for namespace_id, namespace in tenant.namespaces.items()
             ],
@@ -68,6 +91,7 @@ def _encode_tenants(tenants: Mapping[TenantId, TenantPolicy]) -> Iterable[node_p
                 )
                 for revocation in tenant.revocations
             ],
+            uid=tenant.uid,
         )
         encoded.min_issue_time.FromSeconds(tenant.min_issue_time_s)
         yield encoded

@@ -20,6 +20,7 @@ from saltern.errors import UnavailableError
 
 POLL_INTERVAL_S: Final = 5.0
 DRAIN_RETRY_AFTER_MS: Final = 1000
+_NEVER: Final = 2**63
 _RECONNECT_DELAY_S: Final = 1.0
 _CONNECT_TIMEOUT_S: Final = 5
 
@@ -57,6 +58,10 @@ class PolicyFeed:
                 retry_after_ms=DRAIN_RETRY_AFTER_MS,
             )
         return self._version
+
+    async def drained(self) -> None:
+        """Wait until this process drains, and raise that as :meth:`wait_past` does."""
+        await self.wait_past(_NEVER)
 
     async def drain(self) -> None:
         """End everything that waits, now and later."""

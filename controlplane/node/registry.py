@@ -146,7 +146,11 @@ async def require_current(
     Raises:
         AbortedError: the node is unknown or has registered again since (reason FENCED).
     """
-    row = await session.get(models.Node, node, with_for_update=lock)
+    return require_epoch(await session.get(models.Node, node, with_for_update=lock), node, fencing_epoch)
+
+
+def require_epoch(row: models.Node | None, node: NodeId, fencing_epoch: int) -> models.Node:
+    """``row``, if it is that of ``node`` in its current epoch; raises as :func:`require_current`."""
     if row is None or row.fencing_epoch != fencing_epoch:
         current = "it is not registered" if row is None else f"its current one is {row.fencing_epoch}"
         raise AbortedError(

@@ -17,14 +17,13 @@ from controlplane.db import Database, bump_policy_version
 from controlplane.node import registry
 from controlplane.node.decode import decode_books, decode_facts
 from controlplane.node.lease_keeper import LeaseKeeper
-from controlplane.node.policy_encode import encode_policy
 from controlplane.node.policy_feed import PolicyFeed
-from controlplane.node.policy_rows import read_policy_rows, read_version
-from controlplane.node.snapshot import compose_policy
+from controlplane.node.policy_rows import read_version
+from controlplane.node.push import NodeStream, PolicyPusher, PolicyReader
 from controlplane.restored import RestoreWatch
 from controlplane.rpc import Context, stream, unary
 from saltern.errors import InvalidArgumentError, PermissionDeniedError
-from saltern.names import NodeId, node_name, parse_node_id
+from saltern.names import node_name, parse_node_id
 from saltern.node.v1 import node_pb2, node_pb2_grpc
 from tenants.roles import Permission
 
@@ -53,6 +52,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._keeper = keeper
         self._denials = denials
         self._clock = clock
+        self._pusher = PolicyPusher(PolicyReader(database, keeper), feed, keeper, clock)
 
     @unary
     async def RegisterNode(  # noqa: N802 (gRPC's spelling)
@@ -107,24 +107,11 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         first = await anext(aiter(requests), None)
         if first is None:
             raise InvalidArgumentError("the stream ended before its first message", reason="NODE_MISSING")
-        node = parse_node_id(first.node_id)
-        answers = asyncio.create_task(self._follow_answers(requests, first), name=f"policy answers of {node}")
-        sent_version = 0
+        node = NodeStream(parse_node_id(first.node_id), first.fencing_epoch, first.accepts_deltas)
+        answers = asyncio.create_task(self._follow_answers(requests, node), name=f"policy answers of {node.node}")
         try:
-            while True:
-                newest = asyncio.create_task(self._feed.wait_past(sent_version))
-                try:
-                    await asyncio.wait({newest, answers}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    newest.cancel()
-                if answers.done():
-                    answers.result()  # raises what was wrong with an answer
-                    return  # the node has closed its side
-                newest.result()  # raises when the process drains
-                policy = await self._next_policy(node, first.fencing_epoch)
-                if policy.version > sent_version:
-                    sent_version = policy.version
-                    yield node_pb2.StreamPolicyResponse(snapshot=policy)
+            async for push in self._pusher.pushes(node, answers):
+                yield push
         finally:
             answers.cancel()
             with suppress(asyncio.CancelledError):
@@ -164,35 +151,28 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             )
             raise
 
-    async def _next_policy(self, node: NodeId, fencing_epoch: int) -> node_pb2.PolicySnapshot:
-        async with self._database.transaction() as session:
-            await registry.require_current(session, node, fencing_epoch)
-        await self._keeper.settle()
-        rows = await read_policy_rows(self._database)
-        return encode_policy(compose_policy(rows, node), rows.key_set, self._clock(), self._keeper.lease_duration)
-
     async def _follow_answers(
-        self, requests: AsyncIterator[node_pb2.StreamPolicyRequest], first: node_pb2.StreamPolicyRequest
+        self, requests: AsyncIterator[node_pb2.StreamPolicyRequest], stream: NodeStream
     ) -> None:
-        """Store what the node says of each snapshot until it closes its side."""
+        """Store what the node says of each push until it closes its side."""
         async for answer in requests:
-            if (answer.node_id, answer.fencing_epoch) != (first.node_id, first.fencing_epoch):
+            if (answer.node_id, answer.fencing_epoch) != (stream.node, stream.fencing_epoch):
                 raise InvalidArgumentError(
                     "a policy stream belongs to one node and fencing epoch",
                     reason="STREAM_OF_ANOTHER_NODE",
                     hint="open a stream for each registration",
                 )
-            node = NodeId(answer.node_id)
             if answer.error_message:
                 _log.warning(
                     "node refused a policy",
-                    node=node,
+                    node=stream.node,
                     applied_version=answer.applied_version,
                     error_message=answer.error_message[:_ERROR_MESSAGE_MAX_CHARS],
                 )
             async with self._database.transaction() as session:
-                row = await registry.require_current(session, node, answer.fencing_epoch, lock=True)
+                row = await registry.require_current(session, stream.node, answer.fencing_epoch, lock=True)
                 row.applied_version = answer.applied_version
                 has_settled = registry.settle(row, answer.settled_version)
+            stream.take_answer(answer.applied_version, is_refusal=bool(answer.error_message))
             if has_settled:
                 self._keeper.wake()

@@ -1,0 +1,226 @@
+"""What goes out on a policy stream: a snapshot first, then deltas that make the very same policy of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+import pytest
+from sqlalchemy import delete
+
+from controlplane.db import ServiceScope, ServiceTask, bump_policy_version, models
+from dataplane.policy_codec import decode_snapshot
+from dataplane.policy_log import merge
+from saltern.admin.v1 import credentials_pb2, quotas_pb2, tenants_pb2
+from saltern.auth.v1 import auth_pb2
+from saltern.names import TenantId
+from saltern.node.v1 import node_pb2
+from tenants.policy import TenantPolicy
+from tests.support.control import Control
+
+MIB = 1024**2
+Metadata = tuple[tuple[str, str], ...]
+
+
+@pytest.fixture
+async def as_node(control: Control) -> Metadata:
+    return await control.bearer(await control.add_api_key(credentials_pb2.ROLE_NODE, key_id="node"))
+
+
+class Node:
+    """A node that takes deltas, and keeps what they make."""
+
+    def __init__(self, call: Any, node_id: str, fencing_epoch: int) -> None:
+        self._call = call
+        self._node_id = node_id
+        self._fencing_epoch = fencing_epoch
+        self.policy = node_pb2.PolicySnapshot()
+        self.pushes: list[str] = []
+
+    async def next(self) -> node_pb2.PolicySnapshot | node_pb2.PolicyDelta:
+        """Take the next push, without an answer."""
+        response = await self._call.read()
+        assert response is not grpc.aio.EOF, await self._call.details()
+        if response.HasField("snapshot"):
+            self.policy = response.snapshot
+            self.pushes.append("snapshot")
+            return response.snapshot
+        assert response.delta.base_version == self.policy.version
+        self.policy = merge(self.policy, [response.delta])
+        self.pushes.append("delta")
+        return response.delta
+
+    async def answer(self, *, error_message: str = "", applied_version: int | None = None) -> None:
+        version = self.policy.version if applied_version is None else applied_version
+        await self._call.write(
+            node_pb2.StreamPolicyRequest(
+                node_id=self._node_id,
+                fencing_epoch=self._fencing_epoch,
+                applied_version=version,
+                settled_version=version,
+                error_message=error_message,
+                accepts_deltas=True,
+            )
+        )
+
+    async def follow(self, version: int) -> None:
+        """Take and answer pushes until one is of ``version`` or later."""
+        while self.policy.version < version:
+            await self.next()
+            await self.answer()
+
+
+@asynccontextmanager
+async def node(control: Control, as_node: Metadata, node_id: str = "node-1") -> AsyncIterator[Node]:
+    registered = await control.node.RegisterNode(
+        node_pb2.RegisterNodeRequest(
+            node_id=node_id,
+            endpoint=auth_pb2.NodeEndpoint(wire_endpoint="127.0.0.1:7701"),
+            capacities=[node_pb2.TierCapacity(tier=quotas_pb2.TIER_DRAM, capacity_bytes=64 * MIB)],
+        ),
+        metadata=as_node,
+    )
+    call = control.node.StreamPolicy(metadata=as_node)
+    node = Node(call, node_id, registered.fencing_epoch)
+    await node.answer()
+    try:
+        await node.follow(registered.lease_version)
+        yield node
+    finally:
+        call.cancel()
+
+
+async def version(control: Control) -> int:
+    async with control.database.transaction() as session:
+        state = await session.get_one(models.PolicyState, 1)
+        return state.version
+
+
+def by_tenant(policy: node_pb2.PolicySnapshot) -> dict[str, node_pb2.TenantPolicy]:
+    return {tenant.tenant_id: tenant for tenant in policy.tenants}
+
+
+def rules(policy: node_pb2.PolicySnapshot) -> Mapping[TenantId, TenantPolicy]:
+    return decode_snapshot(policy)[0].tenants
+
+
+async def test_a_change_of_one_tenant_goes_out_as_that_tenant(control: Control, as_node: Metadata) -> None:
+    await control.add_tenant("acme", "chat", limit_bytes=10 * MIB)
+    await control.add_tenant("blue", "chat", limit_bytes=10 * MIB)
+    async with node(control, as_node) as one:
+        await one.follow(await version(control))
+        admin = await control.bearer(control.admin_key)
+        await control.tenants.SuspendTenant(tenants_pb2.SuspendTenantRequest(name="tenants/blue"), metadata=admin)
+        push = await one.next()
+        assert isinstance(push, node_pb2.PolicyDelta)
+        assert [tenant.tenant_id for tenant in push.tenants] == ["blue"]
+        assert push.tenants[0].state == tenants_pb2.Tenant.STATE_SUSPENDED
+        assert push.key_set == await control.auth.GetKeySet(auth_pb2.GetKeySetRequest())
+        assert push.HasField("lease_duration")
+        await one.answer()
+        await control.tenants.DeleteTenant(tenants_pb2.DeleteTenantRequest(name="tenants/blue"), metadata=admin)
+        push = await one.next()
+        assert isinstance(push, node_pb2.PolicyDelta)
+        assert list(push.removed_tenant_ids) == ["blue"]
+
+
+async def test_changes_wait_together_while_a_push_is_not_answered(control: Control, as_node: Metadata) -> None:
+    async with node(control, as_node) as one:
+        await one.follow(await version(control))
+        await control.add_tenant("first")
+        await one.next()  # and no answer: the node is busy, or frozen
+        for number in range(10):
+            await control.add_tenant(f"t-{number}")
+        await one.answer()
+        push = await one.next()
+        assert isinstance(push, node_pb2.PolicyDelta)
+        assert set(by_tenant(one.policy)) == {"first", *(f"t-{number}" for number in range(10))}
+
+
+async def test_a_refused_delta_is_followed_by_a_snapshot_and_a_refused_snapshot_by_the_next_change(
+    control: Control, as_node: Metadata
+) -> None:
+    async with node(control, as_node) as one:
+        await one.follow(await version(control))
+        before = one.policy.version
+        await control.add_tenant("acme")
+        assert isinstance(await one.next(), node_pb2.PolicyDelta)
+        await one.answer(error_message="it does not fit", applied_version=before)
+        assert isinstance(await one.next(), node_pb2.PolicySnapshot)
+        await one.answer(error_message="nor does it", applied_version=before)
+        await control.add_tenant("blue")
+        push = await one.next()
+        assert isinstance(push, node_pb2.PolicySnapshot)
+        assert set(by_tenant(push)) == {"acme", "blue"}
+        await one.answer()
+        await control.add_tenant("cyan")
+        assert isinstance(await one.next(), node_pb2.PolicyDelta)
+
+
+async def test_a_node_that_says_it_goes_by_another_version_gets_a_snapshot(control: Control, as_node: Metadata) -> None:
+    async with node(control, as_node) as one:
+        await one.follow(await version(control))
+        await control.add_tenant("acme")
+        await one.next()
+        await one.answer(applied_version=1)
+        assert isinstance(await one.next(), node_pb2.PolicySnapshot)
+
+
+async def test_where_it_cannot_be_told_what_changed_everything_goes_out(control: Control, as_node: Metadata) -> None:
+    async with node(control, as_node) as one:
+        await one.follow(await version(control))
+        await control.add_tenant("acme")
+        await one.next()
+        await control.add_tenant("blue")
+        async with control.database.transaction(ServiceScope(ServiceTask.LEASES)) as session:
+            await session.execute(delete(models.PolicyChange).where(models.PolicyChange.version > one.policy.version))
+        await one.answer()
+        assert isinstance(await one.next(), node_pb2.PolicySnapshot)
+        await one.answer()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_snapshot_and_its_deltas_are_the_snapshot_of_the_end(
+    control: Control, as_node: Metadata, seed: int
+) -> None:
+    draw = random.Random(seed)
+    admin = await control.bearer(control.admin_key)
+    async with node(control, as_node) as one, node(control, as_node, "node-2") as two:
+        there: list[str] = []
+        for step in range(20):
+            act = draw.choice(["create", "quota", "quota", "suspend", "delete"]) if there else "create"
+            if act == "create":
+                there.append(f"t-{step}")
+                await control.add_tenant(there[-1], "chat")
+            elif act == "quota":
+                await control.set_quota(draw.choice(there), limit_bytes=draw.randint(0, 8) * MIB)
+            elif act == "suspend":
+                name = f"tenants/{draw.choice(there)}"
+                await control.tenants.SuspendTenant(tenants_pb2.SuspendTenantRequest(name=name), metadata=admin)
+            else:
+                name = f"tenants/{there.pop(draw.randrange(len(there)))}"
+                await control.tenants.DeleteTenant(tenants_pb2.DeleteTenantRequest(name=name), metadata=admin)
+            if draw.random() < 0.5:
+                await draw.choice([one, two]).follow(await version(control))
+        await settled(control, one, two)
+        led_by_deltas = [rules(one.policy), rules(two.policy)]
+        assert "delta" in one.pushes
+        for follower, led in zip((one, two), led_by_deltas, strict=True):
+            async with control.database.transaction(ServiceScope(ServiceTask.LEASES)) as session:
+                await bump_policy_version(session, datetime.now(UTC))  # a change of any: everything goes out
+            await settled(control, one, two)
+            assert rules(follower.policy) == led
+
+
+async def settled(control: Control, *nodes: Node) -> None:
+    """Follow until leases have stopped to move."""
+    newest = 0
+    while newest != (newest := await version(control)):
+        for one in nodes:
+            await one.follow(newest)
+        await asyncio.sleep(0.05)
