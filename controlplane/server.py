@@ -44,6 +44,7 @@ from controlplane.files import announced, make_folder
 from controlplane.key_encryption.encryption_keys import EncryptionKeys, load_encryption_keys
 from controlplane.key_encryption.keeper import KeyEncryptionKeeper
 from controlplane.key_encryption.kms import KmsClient
+from controlplane.metering import HourCloser
 from controlplane.metrics import ControlMetrics, serving_metrics
 from controlplane.node.lease_keeper import LeaseKeeper
 from controlplane.node.policy_feed import PolicyFeed
@@ -218,6 +219,9 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         stack.push_async_callback(_cancel, following)
         leasing = asyncio.create_task(leases.run(), name="leases")
         stack.push_async_callback(_cancel, leasing)
+        closer = HourCloser(database, clock, retention=timedelta(days=settings.usage_retention_days))
+        closing = asyncio.create_task(closer.run(), name="closing of usage")
+        stack.push_async_callback(_cancel, closing)
         watching = asyncio.create_task(restored.run(), name="restore watch")
         stack.push_async_callback(_cancel, watching)
         keeper = KeyKeeper(

@@ -26,6 +26,10 @@ SIGNING_KEY_MAX_AGE_MAX_S = 366 * 86400
 CHECKPOINT_INTERVAL_DEFAULT_S = 60.0
 CHECKPOINT_INTERVAL_MIN_S = 1.0
 CHECKPOINT_INTERVAL_MAX_S = 600.0
+#: Thirteen months: a whole year beside the month that is being billed.
+USAGE_RETENTION_DEFAULT_DAYS = 397
+USAGE_RETENTION_MIN_DAYS = 62
+USAGE_RETENTION_MAX_DAYS = 3660
 
 
 class ControlSettings(BaseSettings):
@@ -54,6 +58,7 @@ class ControlSettings(BaseSettings):
             folder of ``state_dir`` if unset. The further from the database, the better.
         audit_checkpoint_interval_s: ``SALTERN_AUDIT_CHECKPOINT_INTERVAL_S``: how often chains that moved are signed;
             what is newer than that can be changed unseen.
+        usage_retention_days: ``SALTERN_USAGE_RETENTION_DAYS``: how long usage records are kept; 62 days to ten years.
     """
 
     model_config = SettingsConfigDict(populate_by_name=True, extra="ignore", frozen=True, hide_input_in_errors=True)
@@ -101,6 +106,12 @@ class ControlSettings(BaseSettings):
         ge=CHECKPOINT_INTERVAL_MIN_S,
         le=CHECKPOINT_INTERVAL_MAX_S,
         validation_alias=AliasChoices("SALTERN_AUDIT_CHECKPOINT_INTERVAL_S"),
+    )
+    usage_retention_days: int = Field(
+        default=USAGE_RETENTION_DEFAULT_DAYS,
+        ge=USAGE_RETENTION_MIN_DAYS,
+        le=USAGE_RETENTION_MAX_DAYS,
+        validation_alias=AliasChoices("SALTERN_USAGE_RETENTION_DAYS"),
     )
 
     @property
