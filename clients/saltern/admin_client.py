@@ -38,6 +38,7 @@ from saltern.admin.v1 import (
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.endpoints import parse_endpoint
 from saltern.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError, UnauthenticatedError
+from saltern.keys import NOT_NARROWED, Narrowing
 from saltern.rpc_errors import error_from_rpc
 
 if TYPE_CHECKING:
@@ -244,11 +245,25 @@ class AdminClient:
         return nodes_pb2_grpc.NodesServiceStub(self._channel)
 
     def exchange(
-        self, audience: auth_pb2.Audience.ValueType, *, namespace_id: str = "", deadline_ms: int | None = None
+        self,
+        audience: auth_pb2.Audience.ValueType,
+        *,
+        namespace_id: str = "",
+        narrowing: Narrowing = NOT_NARROWED,
+        deadline_ms: int | None = None,
     ) -> auth_pb2.ExchangeApiKeyResponse:
-        """Exchange the API key for a token of ``audience``; for nodes also the salt keys of ``namespace_id``."""
+        """Exchange the API key for a token of ``audience``; for nodes also the salt keys of ``namespace_id``.
+
+        Args:
+            narrowing: what the salt keys are narrowed to, besides what the API key is bound to.
+        """
         request = auth_pb2.ExchangeApiKeyRequest(
-            api_key=self._api_key.reveal(), audience=audience, namespace_id=namespace_id
+            api_key=self._api_key.reveal(),
+            audience=audience,
+            namespace_id=namespace_id,
+            project_id=narrowing.project,
+            user_id=narrowing.user,
+            session_id=narrowing.session,
         )
         return self._invoke(self._auth.ExchangeApiKey, request, (), deadline_ms)
 

@@ -26,7 +26,8 @@ from saltern.cli.failure import (
 )
 from saltern.cli.namespace import namespace
 from saltern.cli.node import node
-from saltern.cli.quota import quota, salt
+from saltern.cli.quota import quota
+from saltern.cli.salt import salt
 from saltern.cli.settings import OUTPUT_JSON, Group, settings_of
 from saltern.cli.signing import token
 from saltern.cli.tenant import tenant

@@ -16,6 +16,7 @@ from saltern.cli.secret_file import secret_file
 from saltern.cli.settings import Group, settings_of
 from saltern.cli.signing import revoke_key_tokens, token
 from saltern.cli.stack import connect
+from saltern.keys import Narrowing
 from saltern.names import ApiKeyId, NamespaceId, TenantId, api_key_name, tenant_name
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def key() -> None:
 @click.option("--role", type=click.Choice(_ROLES), required=True, help="What the key may do.")
 @click.option("--display-name", type=TEXT, default="", help="For people.")
 @click.option("--expires-in", type=DURATION, help="Such as 90d; by default it does not expire.")
+@click.option("--project", type=TEXT, default="", help="Bind a writer or reader to this project's salts, for good.")
+@click.option("--user", type=TEXT, default="", help="Bind a writer or reader to this user's salts, for good.")
 @click.option("--save", type=_FILE, metavar="FILE", help="Write the secret to FILE (mode 0600) instead of showing it.")
 @click.pass_context
 def create(
@@ -54,6 +57,8 @@ def create(
     role: str,
     display_name: str,
     expires_in: timedelta | None,
+    project: str,
+    user: str,
     save: Path | None,
 ) -> None:
     """Create an API key. Its secret is shown this once, alone on stdout, or saved to a file."""
@@ -61,7 +66,12 @@ def create(
     from saltern.admin_client import new_request_id
 
     admin = connect(ctx)
-    api_key = ApiKey(display_name=display_name, role=Role.Value("ROLE_" + role.upper().replace("-", "_")))
+    api_key = ApiKey(
+        display_name=display_name,
+        role=Role.Value("ROLE_" + role.upper().replace("-", "_")),
+        project_id=project,
+        user_id=user,
+    )
     if expires_in is not None:
         api_key.expire_time.FromDatetime((datetime.now(UTC) + expires_in).replace(tzinfo=None))
     request = CreateApiKeyRequest(
@@ -186,13 +196,14 @@ def list_keys(ctx: click.Context, tenant_id: TenantId | None) -> None:
     """List API keys, without their secrets: nobody has those.
 
     SECRET is what stands after sk-saltern- in it. A rotated key has a second line while its old secret is good.
+    BOUND TO is what every salt of the key is narrowed to.
     """
     from saltern.admin.v1.credentials_pb2 import ListApiKeysRequest, Role
 
     admin = connect(ctx)
     request = ListApiKeysRequest(parent=_parent(admin, tenant_id))
     keys: list[ApiKey] = list(admin.iterate(admin.credentials.ListApiKeys, request, "api_keys"))
-    table = Table("KEY", "ROLE", "DISPLAY NAME", "SECRET", "CREATED", "EXPIRES", "LAST USED")
+    table = Table("KEY", "ROLE", "DISPLAY NAME", "SECRET", "CREATED", "EXPIRES", "LAST USED", "BOUND TO")
     for item in keys:
         table.add(
             item.name.rpartition("/")[2],
@@ -202,10 +213,13 @@ def list_keys(ctx: click.Context, tenant_id: TenantId | None) -> None:
             local_time(item.rotate_time) or local_time(item.create_time),
             local_time(item.expire_time) or "never",
             local_time(item.last_used_time),
+            ", ".join(
+                f"{what} {name}" for what, name in (("project", item.project_id), ("user", item.user_id)) if name
+            ),
         )
         if item.HasField("previous"):
             expires, last_used = local_time(item.previous.expire_time), local_time(item.previous.last_used_time)
-            table.add("", "", "(before its rotation)", item.previous.lookup, "", expires, last_used)
+            table.add("", "", "(before its rotation)", item.previous.lookup, "", expires, last_used, "")
     print_messages(settings_of(ctx), "apiKeys", keys, table)
 
 
@@ -250,10 +264,22 @@ def _parent(admin: AdminClient, tenant_id: TenantId | None) -> str:
 
 @token.command("issue")
 @click.option("--namespace", "namespace_id", type=NAMESPACE, help="A token for cache nodes, narrowed to NAMESPACE.")
+@click.option("--project", type=TEXT, default="", help="Narrow the salt keys to this project.")
+@click.option("--user", type=TEXT, default="", help="Narrow the salt keys to this user.")
+@click.option("--session", type=TEXT, default="", help="Narrow the salt keys to this session.")
 @click.option("--show", is_flag=True, help="Print the token (with JSON also the salt keys): it is a credential.")
 @click.option("--save", type=_FILE, metavar="FILE", help="Write the whole answer, secrets included, as JSON (0600).")
 @click.pass_context
-def issue(ctx: click.Context, namespace_id: NamespaceId | None, show: bool, save: Path | None) -> None:
+def issue(
+    ctx: click.Context,
+    *,
+    namespace_id: NamespaceId | None,
+    project: str,
+    user: str,
+    session: str,
+    show: bool,
+    save: Path | None,
+) -> None:
     """Issue a token for another tool: for cache nodes with --namespace, else for the control plane.
 
     Without --show only what goes with the token is printed. `saltern token issue --show` prints the token alone.
@@ -262,7 +288,11 @@ def issue(ctx: click.Context, namespace_id: NamespaceId | None, show: bool, save
 
     admin, settings = connect(ctx), settings_of(ctx)
     with secret_file(save) as write:
-        response = admin.exchange(AUDIENCE_NODE if namespace_id else AUDIENCE_CONTROL, namespace_id=namespace_id or "")
+        response = admin.exchange(
+            AUDIENCE_NODE if namespace_id else AUDIENCE_CONTROL,
+            namespace_id=namespace_id or "",
+            narrowing=Narrowing(project, user, session),
+        )
         write(json.dumps(message_dict(response)))
     if settings.json:
         shown = message_dict(response)

@@ -1,4 +1,4 @@
-"""``saltern quota``: what a tenant is promised, may hold and how fast; ``saltern salt``: how its blocks are named."""
+"""``saltern quota``: what a tenant is promised, may hold and how fast."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from saltern.cli.parameters import SIZE, TENANT, TEXT
-from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json, print_message
+from saltern.cli.render import Table, enum_word, message_dict, print_json
 from saltern.cli.settings import Group, settings_of
 from saltern.cli.stack import connect
-from saltern.names import TenantId, quota_name, salt_policy_name
+from saltern.names import TenantId, quota_name
 from saltern.sizes import format_size
 
 if TYPE_CHECKING:
@@ -169,26 +169,3 @@ def _print(ctx: click.Context, item: Quota) -> None:
     limits.add("SSD writes", f"{format_size(written)}/s" if written else "each node's own")
     click.echo()
     limits.print(settings)
-
-
-@click.group(cls=Group)
-def salt() -> None:
-    """Show salt policies."""
-
-
-@salt.command("show")
-@click.argument("tenant_id", metavar="TENANT", type=TENANT)
-@click.pass_context
-def show(ctx: click.Context, tenant_id: TenantId) -> None:
-    """Show how a tenant's blocks are named: scope and epoch, never the salt itself."""
-    from saltern.admin.v1.salt_policies_pb2 import GetSaltPolicyRequest
-
-    admin = connect(ctx)
-    policy = admin.call(admin.salt_policies.GetSaltPolicy, GetSaltPolicyRequest(name=salt_policy_name(tenant_id)))
-    rows = [
-        ("tenant", tenant_id),
-        ("scope", enum_word(policy.Scope, policy.scope, "SCOPE_")),
-        ("epoch", policy.epoch),
-        ("updated", local_time(policy.update_time)),
-    ]
-    print_message(settings_of(ctx), policy, rows)
