@@ -3,18 +3,24 @@
 PostgreSQL has transactional DDL, so a failed upgrade leaves the schema as it was. Two control planes that start
 together take turns by an advisory lock. Locks on tables are waited for briefly only: a migration that queues behind a
 long transaction would block everybody who comes after it.
+
+What goes on beside a newer schema is said by the schema itself: a revision whose description says "Additive" lets
+releases of before go on, and after every upgrade a comment on the table of revisions names the oldest release that may.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
+from functools import cache
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from alembic.script import Script, ScriptDirectory
 from sqlalchemy import URL, Connection, create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
@@ -29,7 +35,23 @@ _ADVISORY_LOCK_ID = 0x53414C5445524E
 _TURN_TIMEOUT_MS = 120_000
 _LOCK_TIMEOUT_MS = 5_000
 _STATEMENT_TIMEOUT_MS = 60_000
-_LOCK_NOT_AVAILABLE = "55P03"
+#: SQLSTATE: a lock was not free in time, or was waited for crosswise.
+_LOCKED = frozenset({"55P03", "40P01"})
+_QUERY_CANCELED = "57014"
+_TABLE = "alembic_version"
+_OLDEST_BESIDE = "saltern: oldest release beside this schema: "
+
+
+class SchemaFit(StrEnum):
+    """How a schema stands to this release."""
+
+    CURRENT = "current"
+    #: A later release has upgraded it, and this one may go on meanwhile.
+    NEWER = "newer"
+    #: A later release has upgraded it, and this one cannot work with it.
+    TOO_NEW = "too new"
+    #: It lacks what this release needs.
+    OLDER = "older"
 
 
 def upgrade(url: str | URL, revision: str = "head") -> None:
@@ -41,21 +63,29 @@ def upgrade(url: str | URL, revision: str = "head") -> None:
 
     Raises:
         FailedPreconditionError: reason MIGRATION_ROLE_REQUIRED: the schema is to change and is not this role's.
-        UnavailableError: the database cannot be reached, or a lock was not free in time; nothing is changed.
+            SCHEMA_TOO_NEW: a later release has upgraded it, and this one cannot work with it.
+        UnavailableError: the database cannot be reached, or a lock was not free in time (MIGRATION_LOCKED), or a
+            statement took too long (MIGRATION_TOO_SLOW); nothing is changed, and it can be tried again.
         InvalidArgumentError: the URL is not one of a PostgreSQL database.
     """
     with _migrating(url) as connection:
+        if _fit_of(connection) is SchemaFit.NEWER:
+            return
         if not _owns_schema(connection):
             _require_current_schema(connection)
             return
+        _require_known_schema(connection)
         command.upgrade(_config(connection), revision)
+        _say_who_may_go_on(connection)
         apply_grants(connection)
 
 
 def downgrade(url: str | URL, revision: str = "base") -> None:
     """Take the schema back to ``revision``; raises as ``upgrade`` does, and where that would lose rows."""
     with _migrating(url) as connection:
+        _require_known_schema(connection)
         command.downgrade(_config(connection), revision)
+        _say_who_may_go_on(connection)
 
 
 def current_revision(url: str | URL) -> str | None:
@@ -69,6 +99,73 @@ def head_revision() -> str:
     head = ScriptDirectory.from_config(_config(None)).get_current_head()
     assert head is not None, "the package carries at least one revision"
     return head
+
+
+def schema_fit(found: str | None, comment: str | None) -> SchemaFit:
+    """How a schema at revision ``found``, with ``comment`` on its table of revisions, stands to this release."""
+    known = _known_revisions()
+    if found == known[0]:
+        return SchemaFit.CURRENT
+    if found is None or found in known:
+        return SchemaFit.OLDER
+    oldest = re.fullmatch(re.escape(_OLDEST_BESIDE) + r"(\w+)", comment or "")
+    return SchemaFit.NEWER if oldest is not None and oldest[1] in known else SchemaFit.TOO_NEW
+
+
+#: What ``schema_fit`` is asked with: one row of two columns; any role may read them.
+SCHEMA_QUERY = f"SELECT (SELECT version_num FROM {_TABLE}), obj_description(to_regclass('{_TABLE}'), 'pg_class')"  # noqa: S608
+
+
+def _fit_of(connection: Connection) -> SchemaFit:
+    if connection.scalar(text("SELECT to_regclass(:table)"), {"table": _TABLE}) is None:
+        return SchemaFit.OLDER
+    found, comment = connection.execute(text(SCHEMA_QUERY)).one()
+    return schema_fit(found, comment)
+
+
+def _require_known_schema(connection: Connection) -> None:
+    if _fit_of(connection) is SchemaFit.TOO_NEW:
+        found = MigrationContext.configure(connection).get_current_revision() or ""
+        raise FailedPreconditionError(
+            f"the schema is at revision {found}, which is of a later release, and this release ({head_revision()}) "
+            "cannot work with it",
+            reason="SCHEMA_TOO_NEW",
+            hint="start the later release, or take the schema back with it first",
+            metadata={"found": found, "wanted": head_revision()},
+        )
+
+
+def _say_who_may_go_on(connection: Connection) -> None:
+    """Note the oldest release that may go on beside this schema: the last revision that is not additive, or the first.
+
+    A revision is what a release has as its newest; so whoever knows that one has everything that was not additive.
+    """
+    if connection.scalar(text("SELECT to_regclass(:table)"), {"table": _TABLE}) is None:
+        return
+    found = MigrationContext.configure(connection).get_current_revision()
+    oldest = ""
+    for script in _scripts():  # newest first
+        oldest = script.revision if found is not None and script.revision <= found else oldest
+        if oldest and not is_additive(script.doc, script.longdoc):
+            break
+    comment = f"'{_OLDEST_BESIDE}{oldest}'" if oldest else "NULL"
+    connection.execute(text(f"COMMENT ON TABLE {_TABLE} IS {comment}"))
+
+
+def is_additive(*description: str) -> bool:
+    """Whether a revision says that releases of before go on beside it."""
+    return any(re.search(r"^Additive\b", part, re.MULTILINE) for part in description)
+
+
+@cache
+def _known_revisions() -> tuple[str, ...]:
+    """Of this release, newest first. What a release knows does not change while it runs."""
+    return tuple(script.revision for script in _scripts())
+
+
+def _scripts() -> list[Script]:
+    """Every revision of this release, newest first."""
+    return list(ScriptDirectory.from_config(_config(None)).walk_revisions())
 
 
 def _owns_schema(connection: Connection) -> bool:
@@ -122,7 +219,14 @@ def _transaction(url: str | URL) -> Iterator[Connection]:
         with engine.begin() as connection:
             yield connection
     except OperationalError as error:
-        if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
+        sqlstate = getattr(error.orig, "sqlstate", None)
+        if sqlstate == _QUERY_CANCELED:
+            raise UnavailableError(
+                "a statement of the migration took too long; the schema is unchanged",
+                reason="MIGRATION_TOO_SLOW",
+                hint="start again when the database has less to do",
+            ) from error
+        if sqlstate in _LOCKED:
             raise UnavailableError(
                 "the migration did not get a lock in time; the schema is unchanged",
                 reason="MIGRATION_LOCKED",
