@@ -5,9 +5,9 @@
     from saltern import Client, Hit, Miss
 
     with Client(control="127.0.0.1:7700", api_key=secret, namespace="llama-70b") as client:
-        keys = client.block_keys(hashes)
-        client.put_many(zip(keys, blocks))
-        results = client.get_many(keys)
+        chain = client.chain(block_hashes)
+        results = chain.get_many(range(chain.lookup().prefix))
+        chain.put_many(enumerate(blocks))
 
 :class:`Client` and :class:`AsyncClient` answer with the values of :mod:`saltern.results`; the exceptions of wrong use
 are drawn in :mod:`saltern.errors`. Names load when they are first used: ``import saltern`` alone costs next to nothing
@@ -20,10 +20,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from saltern.async_client import AsyncClient
+    from saltern.async_client import AsyncChain, AsyncClient
     from saltern.breaker import BreakerPolicy
+    from saltern.chain import Chain
     from saltern.client import Client
-    from saltern.credentials import ApiKeyCredentials, Credentials, Grant, NodeEndpoint, StaticCredentials
+    from saltern.credentials import ApiKeyCredentials, Credentials, StaticCredentials
     from saltern.errors import (
         AbortedError,
         AlreadyExistsError,
@@ -41,9 +42,11 @@ if TYPE_CHECKING:
         UnauthenticatedError,
         UnavailableError,
     )
+    from saltern.grant import EpochSalt, Grant, NodeEndpoint, SaltScopeChoice
     from saltern.keys import BlockHash, BlockKey, SaltKey
     from saltern.results import (
         AlreadyStored,
+        ChainLookup,
         Deleted,
         Error,
         GetResult,
@@ -60,10 +63,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES: dict[str, tuple[str, ...]] = {
-    "async_client": ("AsyncClient",),
+    "async_client": ("AsyncChain", "AsyncClient"),
     "breaker": ("BreakerPolicy",),
+    "chain": ("Chain",),
     "client": ("Client",),
-    "credentials": ("ApiKeyCredentials", "Credentials", "Grant", "NodeEndpoint", "StaticCredentials"),
+    "credentials": ("ApiKeyCredentials", "Credentials", "StaticCredentials"),
     "errors": (
         "AbortedError",
         "AlreadyExistsError",
@@ -81,9 +85,11 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "UnauthenticatedError",
         "UnavailableError",
     ),
+    "grant": ("EpochSalt", "Grant", "NodeEndpoint", "SaltScopeChoice"),
     "keys": ("BlockHash", "BlockKey", "SaltKey"),
     "results": (
         "AlreadyStored",
+        "ChainLookup",
         "Deleted",
         "Error",
         "GetResult",
@@ -104,16 +110,20 @@ __all__ = [
     "AlreadyExistsError",
     "AlreadyStored",
     "ApiKeyCredentials",
+    "AsyncChain",
     "AsyncClient",
     "BlockHash",
     "BlockKey",
     "BreakerPolicy",
+    "Chain",
+    "ChainLookup",
     "Client",
     "Credentials",
     "DataLossError",
     "DeadlineExceededError",
     "Deleted",
     "EntryTooLargeError",
+    "EpochSalt",
     "Error",
     "FailedPreconditionError",
     "GetResult",
@@ -133,6 +143,7 @@ __all__ = [
     "RegisteredBuffer",
     "ResourceExhaustedError",
     "SaltKey",
+    "SaltScopeChoice",
     "SalternError",
     "StaticCredentials",
     "Stored",

@@ -7,10 +7,10 @@ the loop free (I10), and costs nothing while it waits.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from saltern.client import DEADLINE_DEFAULT_MS, SESSIONS_MAX_DEFAULT, Client
 from saltern.deadline import Deadline
@@ -20,12 +20,52 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from saltern.breaker import BreakerPolicy
+    from saltern.chain import Chain
     from saltern.credentials import Credentials
-    from saltern.results import Deleted, Error, GetResult, Lookup, Pong, PutResult
+    from saltern.results import ChainLookup, Deleted, Error, GetResult, Lookup, Pong, PutResult
     from saltern.tls import ClientTls
     from saltern.transport.memory import RegisteredBuffer
 
 ResultT = TypeVar("ResultT")
+
+
+class CallRunner(Protocol):
+    """Runs a call in a thread, within a deadline that starts when it is asked for."""
+
+    def __call__(self, call: Callable[[Deadline], ResultT], deadline_ms: float | None) -> Awaitable[ResultT]: ...
+
+
+class AsyncChain:
+    """The blocks of one prompt from an event loop; see :class:`saltern.chain.Chain`. One call at a time."""
+
+    def __init__(self, chain: Chain, run: CallRunner) -> None:
+        self._chain = chain
+        self._run = run
+
+    def __len__(self) -> int:
+        return len(self._chain)
+
+    async def lookup(self, *, deadline_ms: float | None = None) -> ChainLookup:
+        return await self._run(lambda deadline: self._chain.lookup(deadline_ms=deadline), deadline_ms)
+
+    async def get_many(self, positions: Iterable[int], *, deadline_ms: float | None = None) -> list[GetResult]:
+        wanted = list(positions)
+        return await self._run(lambda deadline: self._chain.get_many(wanted, deadline_ms=deadline), deadline_ms)
+
+    async def get_into(
+        self, positions: Iterable[int], buffers: Iterable[Buffer], *, deadline_ms: float | None = None
+    ) -> list[GetResult]:
+        wanted, rooms = list(positions), list(buffers)
+        return await self._run(lambda deadline: self._chain.get_into(wanted, rooms, deadline_ms=deadline), deadline_ms)
+
+    async def put_many(
+        self, items: Iterable[tuple[int, Buffer]], *, deadline_ms: float | None = None
+    ) -> list[PutResult]:
+        batch = list(items)
+        return await self._run(lambda deadline: self._chain.put_many(batch, deadline_ms=deadline), deadline_ms)
+
+    async def delete(self, *, deadline_ms: float | None = None) -> Deleted:
+        return await self._run(lambda deadline: self._chain.delete(deadline_ms=deadline), deadline_ms)
 
 
 class AsyncClient:
@@ -50,6 +90,10 @@ class AsyncClient:
         deadline_ms: float = DEADLINE_DEFAULT_MS,
         transport: str = "auto",
         sessions_max: int = SESSIONS_MAX_DEFAULT,
+        project: str = "",
+        user: str = "",
+        session: str = "",
+        sharing_group: str = "",
         tls: ClientTls | None = None,
     ) -> Self:
         """Exchange the API key for a token without blocking the loop; arguments and errors as of :class:`Client`."""
@@ -61,6 +105,10 @@ class AsyncClient:
             deadline_ms=deadline_ms,
             transport=transport,
             sessions_max=sessions_max,
+            project=project,
+            user=user,
+            session=session,
+            sharing_group=sharing_group,
             tls=tls,
         )
         return cls(client, threads_max=sessions_max)
@@ -117,6 +165,13 @@ class AsyncClient:
     def block_keys(self, block_hashes: Iterable[BlockHash]) -> list[BlockKey]:
         return self._client.block_keys(block_hashes)
 
+    def chain(
+        self, block_hashes: Iterable[BlockHash], *, placement_hint: str = "", reused_blocks: int | None = None
+    ) -> AsyncChain:
+        """The blocks of one prompt; see :meth:`saltern.Client.chain`."""
+        chain = self._client.chain(block_hashes, placement_hint=placement_hint, reused_blocks=reused_blocks)
+        return AsyncChain(chain, self._run)
+
     def allocate(self, size_bytes: int) -> RegisteredBuffer:
         return self._client.allocate(size_bytes)
 
@@ -149,8 +204,8 @@ class AsyncClient:
         wanted = list(keys)
         return await self._run(lambda deadline: self._client.delete(wanted, deadline_ms=deadline), deadline_ms)
 
-    async def ping(self, *, deadline_ms: float | None = None) -> Pong | Error:
-        return await self._run(lambda deadline: self._client.ping(deadline_ms=deadline), deadline_ms)
+    async def ping(self, *, node: str = "", deadline_ms: float | None = None) -> Pong | Error:
+        return await self._run(lambda deadline: self._client.ping(node=node, deadline_ms=deadline), deadline_ms)
 
     async def close(self) -> None:
         """Close every session; calls in progress end at once, with a miss."""

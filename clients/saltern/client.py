@@ -20,43 +20,27 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from saltern.arguments import byte_view, checked_keys, room_view
 from saltern.breaker import BreakerPolicy
+from saltern.chain import Chain, DeadlineMs
+from saltern.chain_plan import prefix_length
 from saltern.credentials import ApiKeyCredentials, Credentials
 from saltern.deadline import Deadline
-from saltern.errors import (
-    DataLossError,
-    EntryTooLargeError,
-    FailedPreconditionError,
-    InternalError,
-    InvalidArgumentError,
-    SalternError,
-)
-from saltern.keys import BlockHash, BlockKey, BlockKeyDeriver
-from saltern.results import (
-    Deleted,
-    Error,
-    GetResult,
-    Hit,
-    Lookup,
-    Miss,
-    Pong,
-    PutResult,
-    Refused,
-    get_result,
-    put_result,
-)
-from saltern.routing import Router
+from saltern.entry_calls import EntryCalls, first_failure
+from saltern.epoch_keys import EpochKeys
+from saltern.errors import FailedPreconditionError, InvalidArgumentError, SalternError
+from saltern.grant import SaltScopeChoice
+from saltern.keys import BlockHash, BlockKey
+from saltern.results import Deleted, Error, GetResult, Lookup, Pong, PutResult, get_result, put_result
+from saltern.routing import Router, Target
 from saltern.transport.memory import RegisteredBuffer
 from saltern.transport.opening import Transport
-from saltern.transport.registry import in_doubt_error
-from saltern.transport.session import Session, split_requests
+from saltern.transport.session import Session
 from saltern.transport.slots import GetSlot, PutSlot
-from saltern.wire import KEYS_MAX
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -64,12 +48,10 @@ if TYPE_CHECKING:
     from saltern.tls import ClientTls
 
 
-#: Milliseconds for the call, a deadline that runs already, or None for the client's default.
-DeadlineMs: TypeAlias = float | Deadline | None
 DEADLINE_DEFAULT_MS = 1000
 SESSIONS_MAX_DEFAULT = 8
-#: One attempt, and one more where the first met an old session or an old token.
-_ATTEMPTS = 2
+
+SlotT = TypeVar("SlotT", GetSlot, PutSlot)
 
 
 class Client:
@@ -84,6 +66,10 @@ class Client:
         deadline_ms: float = DEADLINE_DEFAULT_MS,
         transport: str = "auto",
         sessions_max: int = SESSIONS_MAX_DEFAULT,
+        project: str = "",
+        user: str = "",
+        session: str = "",
+        sharing_group: str = "",
         tls: ClientTls | None = None,
     ) -> None:
         """Exchange the API key for a token; nodes are connected to with the first call.
@@ -95,6 +81,9 @@ class Client:
             deadline_ms: for each call in all, unless the call gives its own.
             transport: ``auto`` (shared memory with a node on this host, else TCP), ``shm`` or ``tcp``.
             sessions_max: connections to a node; more threads than that wait for each other.
+            project, user, session: narrow the salt to these, within what the API key is bound to: nobody of another
+                project, user or session finds what this client stores, nor the other way round.
+            sharing_group: ``tenants/{tenant}/sharingGroups/{group}``: use the group's salt instead of the namespace's.
             tls: whom to trust at the other end of every TCP connection; None for plain text. With it nothing that
                 speaks plain text is called; :func:`saltern.tls.client_tls_from_environment` reads ``SALTERN_TLS_CA``.
 
@@ -103,7 +92,8 @@ class Client:
             UnauthenticatedError, PermissionDeniedError: the key or the namespace is not (or no longer) valid.
             UnavailableError, DeadlineExceededError: the control plane does not answer.
         """
-        credentials = ApiKeyCredentials(control=control, api_key=api_key, namespace=namespace, tls=tls)
+        scope = SaltScopeChoice(project, user, session, sharing_group)
+        credentials = ApiKeyCredentials(control=control, api_key=api_key, namespace=namespace, scope=scope, tls=tls)
         self._open(credentials, deadline_ms=deadline_ms, transport=transport, sessions_max=sessions_max, tls=tls)
 
     @classmethod
@@ -153,8 +143,7 @@ class Client:
                 f"unknown transport {transport!r}", reason="INVALID_TRANSPORT", hint="use auto, shm or tcp"
             ) from None
         self._deadline_ms = deadline_ms
-        self._entry_bytes_seen = 0
-        self._deriver: tuple[int, BlockKeyDeriver] | None = None
+        self._keys = EpochKeys()
         self._router = Router(
             credentials,
             chosen,
@@ -163,6 +152,7 @@ class Client:
             grant=credentials.grant(Deadline(deadline_ms)),
             tls=tls,
         )
+        self._calls = EntryCalls(self._router)
 
     # ---- what this client is -------------------------------------------------------------------------------------
 
@@ -200,10 +190,35 @@ class Client:
 
     def block_key(self, block_hash: BlockHash) -> BlockKey:
         """The key of an engine's block under the tenant's current salt; raises InvalidArgumentError for a bad hash."""
-        return self._current_deriver().derive(block_hash)
+        return self.block_keys([block_hash])[0]
 
     def block_keys(self, block_hashes: Iterable[BlockHash]) -> list[BlockKey]:
-        return self._current_deriver().derive_many(block_hashes)
+        return self._keys.derive(self._router.grant, block_hashes)
+
+    def chain(
+        self, block_hashes: Iterable[BlockHash], *, placement_hint: str = "", reused_blocks: int | None = None
+    ) -> Chain:
+        """The blocks of one prompt, head first: looked up, read and stored together, on two nodes at most.
+
+        Args:
+            block_hashes: as the engine computes them, each 1 to 64 bytes; a hash stands for all blocks before it too.
+            placement_hint: keeps every chain that has it on the same two nodes, however they grow: a conversation, an
+                agent. Readers and writers of a chain must give the same. Empty: decided by the chain itself.
+            reused_blocks: how many blocks of this prompt a cache had when it came; None lets the first lookup (or put)
+                find out. A worker that only stores should be told what the scheduler found.
+
+        Raises:
+            InvalidArgumentError: a hash is not 1 to 64 bytes.
+            FailedPreconditionError: the credentials hold no salt key.
+        """
+        return Chain(
+            self._calls,
+            self._keys,
+            self.start_deadline,
+            block_hashes,
+            placement_hint=placement_hint,
+            reused_blocks=reused_blocks,
+        )
 
     def allocate(self, size_bytes: int) -> RegisteredBuffer:
         """Memory whose slices ``put_many`` and ``get_into`` move without a copy: shared with a node on this host.
@@ -240,21 +255,11 @@ class Client:
         pairs = list(items)
         keys = checked_keys([key for key, _ in pairs])
         slots = [PutSlot(key, byte_view(payload)) for key, (_, payload) in zip(keys, pairs, strict=True)]
-        for slot, place in zip(
-            slots, self._router.registry.locate_doubtful([slot.view for slot in slots]), strict=True
-        ):
-            if place is not None:
-                slot.result = Refused(in_doubt_error())
-
-        def operation(session: Session) -> None:
-            for slot in slots:
-                if slot.view.nbytes > session.entry_max_bytes:
-                    slot.result = Refused(_too_large(slot.view.nbytes, session.entry_max_bytes))
-            session.put([slot for slot in slots if slot.result is None], deadline)
-
-        pending = any(slot.result is None for slot in slots)
-        error = self._router.run(operation, deadline) if pending else None
-        return [slot.result or put_result(_cause(error)) for slot in slots]
+        try:
+            self._calls.put(self._by_home(slots, deadline), deadline)
+        except SalternError as error:
+            return [slot.result or put_result(error) for slot in slots]
+        return [slot.answer for slot in slots]
 
     def get_many(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> list[GetResult]:
         """Read entries into memory of their own; returns one result for each key, in order.
@@ -288,16 +293,22 @@ class Client:
         """Ask which keys are there, without touching them; unasked keys count as absent, with ``error`` saying why."""
         deadline = self.start_deadline(deadline_ms)
         wanted = checked_keys(keys)
-        found = bytearray()
-
-        def operation(session: Session) -> None:
-            while len(found) < len(wanted):
-                found.extend(session.lookup(wanted[len(found) : len(found) + KEYS_MAX], deadline))
-
-        error = self._router.run(operation, deadline) if wanted else None
-        found.extend(bytes(len(wanted) - len(found)))
-        prefix = found.find(0)
-        return Lookup(prefix if prefix >= 0 else len(found), struct.unpack(f"{len(found)}?", found), error)
+        try:
+            homes = self._homes(wanted, deadline)
+            rows, failures = self._calls.lookup(
+                {target: [wanted[index] for index in indexes] for target, indexes in homes.items()}, deadline
+            )
+        except SalternError as error:
+            return Lookup(0, (False,) * len(wanted), error)
+        if len(rows) == 1:
+            [found] = rows.values()
+        else:
+            merged = bytearray(len(wanted))
+            for target, indexes in homes.items():
+                for index, there in zip(indexes, rows[target], strict=True):
+                    merged[index] = there
+            found = bytes(merged)
+        return Lookup(prefix_length(found), struct.unpack(f"{len(found)}?", found), first_failure(failures))
 
     def exists(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> list[bool]:
         """Whether each key is there; False where the node could not be asked (``lookup`` says why)."""
@@ -308,32 +319,32 @@ class Client:
         return self.lookup(keys, deadline_ms=deadline_ms).prefix
 
     def delete(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> Deleted:
-        """Delete entries; those that are not there are not an error."""
-        return self._delete(checked_keys(keys), self.start_deadline(deadline_ms))
+        """Delete entries, wherever they are; those that are not there are not an error."""
+        deadline = self.start_deadline(deadline_ms)
+        wanted = checked_keys(keys)
+        try:
+            nodes = self._router.placement(self._router.current(deadline)).nodes
+            count, failures = self._calls.delete({(node.node_id, None): wanted for node in nodes}, deadline)
+        except SalternError as error:
+            return Deleted(0, error)
+        return Deleted(count, first_failure(failures))
 
-    def _delete(self, keys: Sequence[BlockKey], deadline: Deadline) -> Deleted:
-        requests = list(split_requests(keys))
-        counts: list[int] = []
-
-        def operation(session: Session) -> None:
-            for request in requests[len(counts) :]:
-                counts.append(session.delete(request, deadline))
-
-        error = self._router.run(operation, deadline) if requests else None
-        return Deleted(sum(counts), error)
-
-    def ping(self, *, deadline_ms: DeadlineMs = None) -> Pong | Error:
-        """Ask the node for a sign of life; whatever prevents it is an Error here."""
+    def ping(self, *, node: str = "", deadline_ms: DeadlineMs = None) -> Pong | Error:
+        """Ask a node for a sign of life, any one if none is named; whatever prevents it is an Error here."""
         deadline = self.start_deadline(deadline_ms)
         pongs: list[Pong] = []
 
-        def operation(session: Session) -> None:
+        def operation(session: Session, deadline: Deadline) -> None:
             began_s = time.perf_counter()
             session.ping(deadline)
             pongs.append(Pong(session.node, session.transport, time.perf_counter() - began_s))
 
-        error = self._router.run(operation, deadline)
-        return Error(error) if error else pongs[0]
+        try:
+            nodes = self._router.placement(self._router.current(deadline)).nodes
+        except SalternError as error:
+            return Error(error)
+        failure = self._router.run((node or nodes[0].node_id, None), operation, deadline)
+        return Error(failure) if failure else pongs[0]
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
@@ -352,81 +363,28 @@ class Client:
     # ---- inside -------------------------------------------------------------------------------------------------
 
     def _get(self, slots: list[GetSlot], deadline: Deadline) -> list[GetResult]:
-        for slot, place in zip(
-            slots, self._router.registry.locate_doubtful([slot.buffer for slot in slots]), strict=True
-        ):
-            if place is not None:
-                slot.result = Miss(in_doubt_error())
+        try:
+            self._calls.get(self._by_home(slots, deadline), deadline)
+        except SalternError as error:
+            return [slot.result or get_result(error) for slot in slots]
+        return [slot.answer for slot in slots]
 
-        def operation(session: Session) -> None:
-            # Rooms decide how many entries share a frame. Entries of a namespace are mostly of one size, often far
-            # below its block_bytes: what came last is the guess, and the few that are longer are asked for again.
-            limit_bytes = session.entry_max_bytes
-            guess_bytes = min(self._entry_bytes_seen or limit_bytes, limit_bytes)
-            for slot in slots:
-                slot.room_is_guess = slot.buffer is None and guess_bytes < limit_bytes
-                slot.room_bytes = guess_bytes if slot.buffer is None else min(slot.buffer.nbytes, limit_bytes)
-            session.get([slot for slot in slots if slot.result is None], deadline)
-            longer = [slot for slot in slots if slot.result is None]
-            for slot in longer:
-                slot.room_is_guess, slot.room_bytes = False, limit_bytes
-            if longer:
-                session.get(longer, deadline)
+    def _by_home(self, slots: list[SlotT], deadline: Deadline) -> Mapping[Target, list[SlotT]]:
+        homes = self._homes([slot.key for slot in slots], deadline)
+        if len(homes) == 1:
+            return dict.fromkeys(homes, slots)
+        return {target: [slots[index] for index in indexes] for target, indexes in homes.items()}
 
-        pending = any(slot.result is None for slot in slots)
-        error = self._router.run(operation, deadline) if pending else None
-        self._note_sizes(slots)
-        self._delete_damaged(slots, deadline)
-        return [slot.result or get_result(_cause(error)) for slot in slots]
-
-    def _delete_damaged(self, slots: list[GetSlot], deadline: Deadline) -> None:
-        """Delete what failed its checksum, so that the block can be computed and stored anew (I7).
-
-        Best effort: nodes do not sum DRAM on every get, and keep the first bytes of a key. A reader may not delete.
-        """
-        damaged = [slot.key for slot in slots if isinstance(slot.result, Miss) and _is_damaged(slot.result.cause)]
-        if damaged:
-            self._delete(damaged, deadline)
-
-    def _note_sizes(self, slots: list[GetSlot]) -> None:
-        """Remember how long entries are, for the next guess; a batch of much shorter ones lowers it."""
-        longest_bytes = max((slot.result.size_bytes for slot in slots if isinstance(slot.result, Hit)), default=0)
-        if longest_bytes > self._entry_bytes_seen or 0 < longest_bytes < self._entry_bytes_seen // 4:
-            self._entry_bytes_seen = longest_bytes
+    def _homes(self, keys: Sequence[BlockKey], deadline: Deadline) -> Mapping[Target, Sequence[int]]:
+        """The indexes of the keys that each node has to do with, in order."""
+        placement = self._router.placement(self._router.current(deadline))
+        if len(placement.nodes) == 1:
+            return {(placement.nodes[0].node_id, None): range(len(keys))} if keys else {}
+        homes: dict[Target, list[int]] = {}
+        for index, key in enumerate(keys):
+            homes.setdefault((placement.home_of(key).node_id, None), []).append(index)
+        return homes
 
     def _require_open(self) -> None:
         if self._router.closed:
             raise FailedPreconditionError("the client is closed", reason="CLIENT_CLOSED", hint="make a new one")
-
-    def _current_deriver(self) -> BlockKeyDeriver:
-        grant = self._router.grant
-        cached = self._deriver
-        if cached is not None and cached[0] == grant.epoch:
-            return cached[1]
-        if not grant.salts:
-            raise FailedPreconditionError(
-                "these credentials hold no salt key, so block keys cannot be derived",
-                reason="NO_SALT_KEY",
-                hint="pass salt_key to StaticCredentials, or use an API key",
-            )
-        deriver = BlockKeyDeriver(grant.salts[-1].key, grant.model_fingerprint)
-        self._deriver = (grant.epoch, deriver)
-        return deriver
-
-
-def _cause(error: SalternError | None) -> SalternError:
-    """Why a slot has no result."""
-    return error or InternalError("the transport left an entry without a result")
-
-
-def _too_large(size_bytes: int, limit_bytes: int) -> EntryTooLargeError:
-    return EntryTooLargeError(
-        f"an entry of {size_bytes} bytes is above the limit of {limit_bytes}",
-        hint="store smaller blocks",
-        metadata={"limit_bytes": str(limit_bytes)},
-    )
-
-
-def _is_damaged(cause: SalternError | None) -> bool:
-    """Whether an entry failed the check on this side; one that failed on the node's is gone already."""
-    return isinstance(cause, DataLossError) and cause.reason == DataLossError.default_reason

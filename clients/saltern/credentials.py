@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from saltern.breaker import BreakerPolicy, CircuitBreaker
@@ -26,12 +26,24 @@ from saltern.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from saltern.grant import WHOLE_NAMESPACE, EpochSalt, Grant, NodeEndpoint, SaltScopeChoice
 from saltern.keys import SaltKey
-from saltern.names import NamespaceId, TenantId, parse_namespace_id
+from saltern.names import TenantId, parse_namespace_id
 from saltern.wire import ENTRY_MAX_BYTES
 
 if TYPE_CHECKING:
     from saltern.tls import ClientTls
+
+__all__ = [
+    "ApiKeyCredentials",
+    "Credentials",
+    "EpochSalt",
+    "Grant",
+    "NodeEndpoint",
+    "RenewingCredentials",
+    "SaltScopeChoice",
+    "StaticCredentials",
+]
 
 logger = logging.getLogger("saltern")
 
@@ -42,61 +54,6 @@ EXCHANGE_TIMEOUT_MS = 5_000
 RENEW_SOON_AFTER_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class NodeEndpoint:
-    """How to reach one node.
-
-    Attributes:
-        node_id: identifier of the node.
-        wire_endpoint: ``host:port`` of the wire protocol, or empty if it has none.
-        shm_path: path of the unix socket of the shared-memory transport, or empty if it has none.
-        host_id: what the node must answer for its host; empty accepts any.
-        tls_server_name: what the node's certificate must be for; empty for a node that serves plain text.
-        read_only: it is being emptied (cordoned, draining): it answers reads, and new blocks go elsewhere. No part of
-            what a node *is*: sessions with it stay.
-    """
-
-    node_id: str
-    wire_endpoint: str = ""
-    shm_path: str = ""
-    host_id: str = ""
-    tls_server_name: str = ""
-    read_only: bool = field(default=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class EpochSalt:
-    """The salt key of one epoch; its repr does not show it."""
-
-    epoch: int
-    key: SaltKey = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What an exchange gives; its repr shows neither token nor salt keys.
-
-    Attributes:
-        access_token: for nodes; verified by them, opaque here.
-        expires_at_s: Unix seconds.
-        salts: readable epochs, the current one last; empty where block keys are derived elsewhere.
-        epoch: the current epoch, under which sessions are opened.
-        block_bytes: the largest entry of the namespace.
-        nodes: live nodes that serve the namespace.
-    """
-
-    access_token: str = field(repr=False)
-    expires_at_s: float
-    tenant: TenantId
-    namespace: NamespaceId
-    nodes: tuple[NodeEndpoint, ...]
-    salts: tuple[EpochSalt, ...] = ()
-    epoch: int = 1
-    model_fingerprint: bytes = b""
-    block_tokens: int = 0
-    block_bytes: int = ENTRY_MAX_BYTES
-
-
 class Credentials(Protocol):
     """A source of grants. Implementations are thread-safe."""
 
@@ -105,6 +62,12 @@ class Credentials(Protocol):
 
     def reject(self, access_token: str) -> None:
         """Note that a node refused this token: the next ``grant`` gives another one or raises."""
+
+    def renewed(self, stale: Grant, deadline: Deadline) -> Grant:
+        """A grant newer than ``stale``, which stays usable; ``stale`` itself where it is new enough to be the truth.
+
+        Raises a SalternError within the deadline where the exchange fails.
+        """
 
     def renew_soon(self) -> None:
         """Note that the grant's nodes seem to have moved: renew in the background, not too often."""
@@ -164,7 +127,11 @@ class StaticCredentials:
         """Use another token of the same tenant and namespace from now on."""
         with self._lock:
             self._rejected = False
-            self._grant = _replace(self._grant, access_token, expires_at_s)
+            self._grant = replace(
+                self._grant,
+                access_token=access_token,
+                expires_at_s=float("inf") if expires_at_s is None else expires_at_s,
+            )
 
     def grant(self, deadline: Deadline) -> Grant:
         with self._lock:
@@ -178,6 +145,9 @@ class StaticCredentials:
         with self._lock:
             self._rejected = self._rejected or access_token == self._grant.access_token
 
+    def renewed(self, stale: Grant, deadline: Deadline) -> Grant:
+        return self.grant(deadline)
+
     def renew_soon(self) -> None:
         """Nothing to renew from."""
 
@@ -186,12 +156,6 @@ class StaticCredentials:
 
     def close(self) -> None:
         """Nothing to stop."""
-
-
-def _replace(grant: Grant, access_token: str, expires_at_s: float | None) -> Grant:
-    values = {name: getattr(grant, name) for name in Grant.__slots__}
-    values |= {"access_token": access_token, "expires_at_s": float("inf") if expires_at_s is None else expires_at_s}
-    return Grant(**values)
 
 
 class RenewingCredentials:
@@ -264,7 +228,7 @@ class RenewingCredentials:
         if in_flight.done():
             return in_flight.result()
         raise UnavailableError(
-            f"the token has expired and {self._source} has not given a new one within {deadline.timeout_ms:g} ms",
+            f"a new token is needed and {self._source} has not given one within {deadline.timeout_ms:g} ms",
             reason="CONTROL_PLANE_UNAVAILABLE",
             hint="check that the control plane runs; the cache is used again as soon as it does",
         )
@@ -272,6 +236,14 @@ class RenewingCredentials:
     def reject(self, access_token: str) -> None:
         with self._lock:
             self._rejected_token = access_token
+
+    def renewed(self, stale: Grant, deadline: Deadline) -> Grant:
+        with self._lock:
+            is_news = self._current.access_token != stale.access_token
+            if is_news or time.time() < self._accepted_at_s + RENEW_SOON_AFTER_S:
+                return self._current
+            in_flight = self._renew()
+        return self._wait(in_flight, deadline)
 
     def renew_soon(self) -> None:
         with self._lock:
@@ -330,6 +302,7 @@ class ApiKeyCredentials(RenewingCredentials):
         control: ``host:port`` of the control plane.
         api_key: the secret as it was shown once.
         namespace: ``{namespace}`` of the key's own tenant; the token is narrowed to it.
+        scope: what the salt is narrowed to, or the sharing group whose salt is used instead.
         timeout_ms: for each exchange.
         tls: whom to trust at the other end; None for plain text.
 
@@ -345,6 +318,7 @@ class ApiKeyCredentials(RenewingCredentials):
         control: str,
         api_key: str,
         namespace: str,
+        scope: SaltScopeChoice = WHOLE_NAMESPACE,
         timeout_ms: int = EXCHANGE_TIMEOUT_MS,
         tls: ClientTls | None = None,
     ) -> None:
@@ -353,6 +327,8 @@ class ApiKeyCredentials(RenewingCredentials):
         def exchange(exchange_timeout_ms: int) -> Grant:
             from saltern.exchange import exchange_api_key  # grpc is heavy: only who exchanges pays for its import
 
-            return exchange_api_key(control, api_key, namespace_id, timeout_ms=exchange_timeout_ms, tls=tls)
+            return exchange_api_key(
+                control, api_key, namespace_id, scope=scope, timeout_ms=exchange_timeout_ms, tls=tls
+            )
 
         super().__init__(exchange, source=f"the control plane at {control}", timeout_ms=timeout_ms)

@@ -15,13 +15,14 @@ class Deadline:
         timeout_ms: milliseconds from now; zero or less has expired already.
     """
 
-    __slots__ = ("_cancelled", "_end_s", "_on_cancel", "timeout_ms")
+    __slots__ = ("_cancelled", "_end_s", "_on_cancel", "_shares", "timeout_ms")
 
     def __init__(self, timeout_ms: float) -> None:
         self.timeout_ms = timeout_ms
         self._end_s = time.monotonic() + timeout_ms / 1000
         self._cancelled = False
         self._on_cancel: Callable[[], None] | None = None
+        self._shares: list[Deadline] = []
 
     @property
     def cancelled(self) -> bool:
@@ -53,6 +54,23 @@ class Deadline:
         interrupt = self._on_cancel
         if interrupt is not None:
             interrupt()
+        for share in list(self._shares):
+            share.cancel()
+
+    def share(self, part: float = 1.0) -> Deadline:
+        """A deadline for a piece of the call: another thread's, or one that leaves time for something else.
+
+        Args:
+            part: of the time that is left, up to 1. With none left it has expired already.
+
+        Returns:
+            A deadline that is cancelled with this one.
+        """
+        piece = Deadline(max(self._end_s - time.monotonic(), 0.0) * 1000 * part)
+        self._shares.append(piece)
+        if self._cancelled:
+            piece.cancel()
+        return piece
 
     def on_cancel(self, interrupt: Callable[[], None] | None) -> None:
         """Set what ``cancel`` calls to interrupt the wait in progress; at once if it was called already."""

@@ -8,8 +8,8 @@ import grpc
 
 from saltern.auth.v1 import auth_pb2
 from saltern.auth.v1.auth_pb2_grpc import AuthServiceStub
-from saltern.credentials import EpochSalt, Grant, NodeEndpoint
 from saltern.errors import InternalError
+from saltern.grant import WHOLE_NAMESPACE, EpochSalt, Grant, NodeEndpoint, SaltScopeChoice
 from saltern.keys import KEY_BYTES, SaltKey
 from saltern.names import NamespaceId, TenantId
 from saltern.rpc_errors import error_from_rpc
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 
 def exchange_api_key(
-    control: str, api_key: str, namespace: NamespaceId, *, timeout_ms: int, tls: ClientTls | None = None
+    control: str,
+    api_key: str,
+    namespace: NamespaceId,
+    *,
+    timeout_ms: int,
+    scope: SaltScopeChoice = WHOLE_NAMESPACE,
+    tls: ClientTls | None = None,
 ) -> Grant:
     """Ask AuthService.ExchangeApiKey for a node token and salt keys of one namespace; over TLS if ``tls`` is given.
 
@@ -29,7 +35,15 @@ def exchange_api_key(
     Raises:
         SalternError: what the control plane answered, or UnavailableError or DeadlineExceededError of the channel.
     """
-    request = auth_pb2.ExchangeApiKeyRequest(api_key=api_key, audience=auth_pb2.AUDIENCE_NODE, namespace_id=namespace)
+    request = auth_pb2.ExchangeApiKeyRequest(
+        api_key=api_key,
+        audience=auth_pb2.AUDIENCE_NODE,
+        namespace_id=namespace,
+        sharing_group=scope.sharing_group,
+        project_id=scope.project,
+        user_id=scope.user,
+        session_id=scope.session,
+    )
     with open_channel(control, tls, ()) as channel:
         try:
             response = AuthServiceStub(channel).ExchangeApiKey(request, timeout=timeout_ms / 1000)
@@ -62,4 +76,5 @@ def grant_from_response(response: auth_pb2.ExchangeApiKeyResponse, namespace: Na
         model_fingerprint=response.model_fingerprint.encode(),
         block_tokens=response.block_tokens,
         block_bytes=response.block_bytes,
+        sharing_group_uid=response.sharing_group_uid,
     )

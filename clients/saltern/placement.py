@@ -27,8 +27,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from saltern.credentials import NodeEndpoint
 from saltern.errors import UnavailableError
+from saltern.grant import NodeEndpoint
 from saltern.keys import BlockHash, frame
 from saltern.names import NamespaceId, TenantId
 
@@ -137,13 +137,3 @@ def _score(state: hashlib.blake2b, what: bytes) -> bytes:
     scored = state.copy()
     scored.update(what)
     return scored.digest()
-
-
-def place_namespace(namespace: NamespaceId, nodes: Sequence[NodeEndpoint]) -> NodeEndpoint:
-    if not nodes:
-        raise UnavailableError(
-            f"no live node serves namespace {namespace!r}",
-            reason="NO_LIVE_NODE",
-            hint="start a node, or look at `saltern node list`",
-        )
-    return max(nodes, key=lambda node: hashlib.blake2b(frame(namespace, node.node_id), digest_size=16).digest())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from saltern.breaker import BreakerPolicy, CircuitBreaker
+from saltern.breaker import CircuitBreaker
 from saltern.credentials import Grant, NodeEndpoint
 from saltern.deadline import Deadline
 from saltern.errors import (
@@ -31,6 +30,9 @@ _WAIT_MIN_S = 0.001
 _TELLING_WAIT_S = 0.05
 #: What a session is for is not there any more; one that is opened now may find another of the same name (WIRE.md 6).
 _PARTITION_GONE = frozenset({"NAMESPACE_NOT_AVAILABLE", "EPOCH_NOT_AVAILABLE"})
+
+#: Sessions that are opened at once: a node that comes back meets its clients one by one, not all of their threads.
+OPENING_MAX = 2
 
 SessionOpener = Callable[[NodeEndpoint, Grant, Deadline], Session]
 
@@ -60,10 +62,12 @@ class NodePool:
         node: where it is.
         opener: opens a session.
         sessions_max: how many may be open; more callers wait, each to its deadline.
-        breaker: thresholds of the circuit breaker.
+        breaker: of the node; every pool of sessions with it shares one.
     """
 
-    def __init__(self, node: NodeEndpoint, opener: SessionOpener, *, sessions_max: int, breaker: BreakerPolicy) -> None:
+    def __init__(
+        self, node: NodeEndpoint, opener: SessionOpener, *, sessions_max: int, breaker: CircuitBreaker
+    ) -> None:
         self.node = node
         self._opener = opener
         self._sessions_max = sessions_max
@@ -75,7 +79,7 @@ class NodePool:
         self._opening = 0
         self._waiting = 0
         self._closed = False
-        self.breaker = CircuitBreaker(f"node {node.node_id}", breaker, random.random)
+        self.breaker = breaker
 
     def run(self, operation: Callable[[Session], None], grant: Grant, deadline: Deadline) -> Failure | None:
         """Run ``operation`` on a session; returns None, or why it did not finish. Never past the deadline."""
@@ -119,6 +123,11 @@ class NodePool:
         for session in busy:
             session.abort()
 
+    def let_go(self) -> None:
+        """Close the sessions that nobody uses; more can be opened."""
+        if self._idle:
+            self._close_idle()
+
     def forget(self) -> None:
         """Drop sessions that a fork copied, without a word to the node: they are the parent's."""
         for session in list(self._open):
@@ -142,9 +151,9 @@ class NodePool:
     def _acquire(self, grant: Grant, deadline: Deadline, now_s: float) -> Session:
         """A session to use alone until ``_release``; cancelling the deadline aborts it from now on."""
         session = self._take_idle() or self._wait_for_place(deadline)
-        if session is not None and not _fits(session, grant, now_s):
-            self._discard(session, keep_place=True)
-            session = None
+        while session is not None and not _fits(session, grant, now_s):
+            self._discard(session)
+            session = self._take_idle() or self._wait_for_place(deadline)
         if session is None:
             session = self._open_session(grant, deadline)
         deadline.on_cancel(session.abort)
@@ -175,7 +184,8 @@ class NodePool:
                     session = self._take_idle()
                     if session is not None:
                         return session
-                    if self._opening + len(self._open) < self._sessions_max:
+                    places = self._sessions_max - len(self._open) - self._opening
+                    if places > 0 and self._opening < OPENING_MAX:
                         self._opening += 1
                         return None
                     if deadline.cancelled:
@@ -186,6 +196,9 @@ class NodePool:
                             reason="SESSIONS_BUSY",
                             hint="raise sessions_max or the deadline, or make larger batches in fewer threads",
                         )
+                    if self.breaker.is_open:
+                        # Found out by those who went ahead: nobody follows them.
+                        self.breaker.check(time.monotonic(), patience_s=deadline.remaining_s())
             finally:
                 self._waiting -= 1
 
@@ -197,10 +210,9 @@ class NodePool:
         finally:
             with self._condition:
                 self._opening -= 1
-                if session is None:
-                    self._condition.notify()
-                else:
+                if session is not None:
                     self._open.add(session)
+                self._condition.notify()
                 closed = self._closed
         if closed:
             session.abort()
@@ -226,14 +238,11 @@ class NodePool:
         while (session := self._take_idle()) is not None:
             self._discard(session)
 
-    def _discard(self, session: Session, *, keep_place: bool = False) -> None:
-        """Close a session; its place is free for another, or with ``keep_place`` the caller's to open one in."""
+    def _discard(self, session: Session) -> None:
+        """Close a session; its place is free for another."""
         with self._condition:
             self._open.discard(session)
-            if keep_place:
-                self._opening += 1
-            else:
-                self._condition.notify()
+            self._condition.notify()
         session.close()
 
 

@@ -18,6 +18,7 @@ namespace gone, role too weak) is an :class:`Error`. Nothing here is ever raised
 :data:`GetResult`, one for each key of a get              ``Hit | Miss | Error``
 :data:`PutResult`, one for each item of a put             ``Stored | AlreadyStored | Refused | Error``
 :class:`Lookup`, one for a whole ``lookup``               which keys are there
+:class:`ChainLookup`, of a chain's ``lookup``             how far a chain can be read
 :class:`Deleted`, one for a whole ``delete``              how many were there
 :class:`Pong` or :class:`Error`, of ``ping``              how far away the node is
 ========================================================  ===================================================
@@ -146,14 +147,37 @@ class Pong:
     round_trip_s: float
 
 
+class ChainLookup(msgspec.Struct, frozen=True):
+    """What the nodes of a chain have of it.
+
+    Attributes:
+        prefix: how many blocks from the first one on can be read without a gap.
+        copies_wanted: positions below ``prefix`` that are worth storing again by whoever has their bytes after reading
+            them: blocks on one node where the chain deserves two, on a node that is being emptied, or under an epoch
+            that ends. Taking them along in the next put is optional.
+        error: why the answer may be incomplete, or None.
+    """
+
+    prefix: int
+    copies_wanted: tuple[int, ...] = ()
+    error: SalternError | None = None
+
+
 _TRUST_ERRORS = (UnauthenticatedError, PermissionDeniedError, NotFoundError, FailedPreconditionError)
+#: Said of an epoch that the control plane has just confirmed: the node is a moment behind it, or will be.
+_PASSING_REASONS = frozenset({"EPOCH_NOT_AVAILABLE"})
+
+
+def is_trust_error(error: SalternError) -> bool:
+    """Whether the caller is not trusted (any more), so that asking again or elsewhere will not help."""
+    return isinstance(error, _TRUST_ERRORS) and error.reason not in _PASSING_REASONS
 
 
 def get_result(error: SalternError) -> Miss | Error:
     """What a get answers for an error: fail closed on trust, open on everything else (I10)."""
-    return Error(error) if isinstance(error, _TRUST_ERRORS) else Miss(error)
+    return Error(error) if is_trust_error(error) else Miss(error)
 
 
 def put_result(error: SalternError) -> Refused | Error:
     """What a put answers for an error: fail closed on trust, open on everything else (I10)."""
-    return Error(error) if isinstance(error, _TRUST_ERRORS) else Refused(error)
+    return Error(error) if is_trust_error(error) else Refused(error)

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1024 * 1024
 START_S = 60.0
@@ -49,13 +51,25 @@ class NodeProcess:
 
 @contextmanager
 def node_process(
-    *, dram_bytes: int = 64 * MIB, limit_bytes: int | None = None, arena_dir: Path | None = None
+    *,
+    dram_bytes: int = 64 * MIB,
+    limit_bytes: int | None = None,
+    arena_dir: Path | None = None,
+    node_id: str = "node-1",
+    port: int = 0,
+    signing_key: Ed25519PrivateKey | None = None,
 ) -> Iterator[NodeProcess]:
     """Run a node until the end of the block, which it leaves by a clean stop; ``arena_dir`` keeps DRAM over that.
 
+    ``signing_key`` is that of other nodes too, where one token is to be good at several; ``port`` of the wire protocol.
+
     An exception that leaves the block tells in a note how the node fares and what it said last.
     """
-    command = [sys.executable, __file__, str(dram_bytes), str(limit_bytes or dram_bytes), str(arena_dir or "")]
+    key = "" if signing_key is None else signing_key.private_bytes_raw().hex()
+    command = [
+        *(sys.executable, __file__, str(dram_bytes), str(limit_bytes or dram_bytes), str(arena_dir or "")),
+        *(node_id, str(port), key),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (
         tempfile.TemporaryFile() as log,
@@ -102,7 +116,12 @@ def main() -> None:
     dram_bytes, limit_bytes = int(sys.argv[1]), int(sys.argv[2])
     folder = Path(sys.argv[3]) if sys.argv[3] else None
     tenants = {"acme": tenant_policy(limit_bytes=limit_bytes)}
-    with static_node(tenants, dram_bytes=dram_bytes, arena=ArenaSettings(folder, folder)) as node:
+    node_id, port, key = sys.argv[4], int(sys.argv[5]), sys.argv[6]
+    signing_key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key)) if key else None
+    arena = ArenaSettings(folder, folder)
+    with static_node(
+        tenants, dram_bytes=dram_bytes, arena=arena, node_id=node_id, port=port, signing_key=signing_key
+    ) as node:
         ready = {
             "dram_start": node.call(lambda: str(node._node.dram_start)),
             "wire_endpoint": node.wire_endpoint,

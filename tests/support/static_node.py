@@ -73,7 +73,12 @@ class StaticNode:
     """A running node. Thread-safe: everything that touches the core runs on the node's own loop."""
 
     def __init__(
-        self, node: Node, endpoints: NodeEndpoints, loop: asyncio.AbstractEventLoop, stopping: asyncio.Event
+        self,
+        node: Node,
+        endpoints: NodeEndpoints,
+        loop: asyncio.AbstractEventLoop,
+        stopping: asyncio.Event,
+        signing_key: Ed25519PrivateKey | None,
     ) -> None:
         self._node = node
         self._stopping = stopping
@@ -84,7 +89,7 @@ class StaticNode:
         self.grpc_endpoint = endpoints.grpc_endpoint
         self.metrics_endpoint = endpoints.metrics_endpoint
         self.shm_path = endpoints.shm_path
-        self.signing_key = Ed25519PrivateKey.generate()
+        self.signing_key = signing_key or Ed25519PrivateKey.generate()
         self.key_set = KeySet(issuer=ISSUER, keys={KID: self.signing_key.public_key()})
         self.tenants: dict[TenantId, TenantPolicy] = {}
 
@@ -176,16 +181,20 @@ def static_node(
     drain_s: float = 5.0,
     metrics_tenants_max: int | None = None,
     tls: ServerTls | None = None,
+    node_id: str = "node-1",
+    port: int = 0,
+    signing_key: Ed25519PrivateKey | None = None,
 ) -> Iterator[StaticNode]:
     """Run a node with the given tenants (one tenant ``acme`` with the namespace ``chat`` by default).
 
     ``metrics_tenants_max`` opens the metrics door, with so many tenants by name.
+    ``signing_key`` is that of other nodes too, where one token is to be good at several; ``port`` of the wire protocol.
     ``prefault`` takes the arena's memory at start, as a real node does: wanted where speed is measured.
     """
     with tempfile.TemporaryDirectory(prefix="saltern-node-") as folder:
         settings = NodeSettings(
-            node_id=NodeId("node-1"),
-            listen=Endpoint("127.0.0.1", 0),
+            node_id=NodeId(node_id),
+            listen=Endpoint("127.0.0.1", port),
             grpc_listen=Endpoint("127.0.0.1", 0),
             dram_bytes=dram_bytes,
             shm_path=Path(folder) / "node.sock",
@@ -209,7 +218,7 @@ def static_node(
             stopping = asyncio.Event()
             stop.append(lambda: loop.call_soon_threadsafe(stopping.set))
             async with node.serving() as endpoints:
-                outcome.append(StaticNode(node, endpoints, loop, stopping))
+                outcome.append(StaticNode(node, endpoints, loop, stopping, signing_key))
                 ready.set()
                 await stopping.wait()
 

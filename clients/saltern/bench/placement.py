@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from saltern.chain_plan import Sighting, Source, copies_wanted, plan_reads, plan_writes
-from saltern.credentials import NodeEndpoint
+from saltern.grant import NodeEndpoint
 from saltern.keys import BlockHash
 from saltern.names import NamespaceId, TenantId
 from saltern.placement import Pair, Placement, ReadLoad

@@ -88,7 +88,7 @@ class Session(ABC):
         self.replies = 0
         self.last_used_s = time.monotonic()
         try:
-            hello = Hello(grant.access_token, grant.namespace, grant.epoch, CLIENT_NAME)
+            hello = Hello(grant.access_token, grant.namespace, grant.epoch, CLIENT_NAME, grant.sharing_group_uid)
             reply = self._call(Opcode.HELLO, hello, HelloReply, deadline)
         except BaseException:
             self.close()

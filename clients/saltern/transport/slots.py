@@ -29,6 +29,12 @@ class GetSlot:
         self.room_is_guess = False
         self.result: GetResult | None = None
 
+    @property
+    def answer(self) -> GetResult:
+        """The result, of a slot whose call is over."""
+        assert self.result is not None, "a call fills in every slot"
+        return self.result
+
 
 class PutSlot:
     """One entry to store.
@@ -45,6 +51,12 @@ class PutSlot:
         self.key = key
         self.view = view
         self.result: PutResult | None = None
+
+    @property
+    def answer(self) -> PutResult:
+        """The result, of a slot whose call is over."""
+        assert self.result is not None, "a call fills in every slot"
+        return self.result
 
 
 def split_frames(sizes_bytes: Sequence[int], *, frame_bytes: int, keys_max: int = KEYS_MAX) -> Iterator[slice]:

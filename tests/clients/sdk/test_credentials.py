@@ -24,7 +24,6 @@ from saltern.deadline import Deadline
 from saltern.errors import DeadlineExceededError, PermissionDeniedError, UnauthenticatedError, UnavailableError
 from saltern.keys import SaltKey
 from saltern.names import NamespaceId, TenantId
-from saltern.placement import place_namespace
 from saltern.results import Error, Hit, Miss, Refused, Stored
 from tests.support.clients import DEADLINE_MS, block, endpoint_of
 from tests.support.static_node import StaticNode, static_node
@@ -263,17 +262,6 @@ def test_the_constructor_says_when_it_cannot_authenticate() -> None:
 def closed_endpoint() -> str:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-def test_a_namespace_stays_where_it_is_when_another_node_goes() -> None:
-    nodes = [NodeEndpoint(f"node-{number}") for number in range(8)]
-    names = [NamespaceId(f"ns-{number}") for number in range(200)]
-    before = {name: place_namespace(name, nodes) for name in names}
-    assert len({node.node_id for node in before.values()}) == 8
-    after = {name: place_namespace(name, list(reversed(nodes[1:]))) for name in names}
-    assert all(after[name] == node for name, node in before.items() if node is not nodes[0])
-    with pytest.raises(UnavailableError):
-        place_namespace(names[0], [])
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -158,8 +158,8 @@ def test_a_forked_child_opens_its_own_sessions(transport: str) -> None:
 
 
 def idle_sessions(client: Client) -> list[Session]:
-    [pool] = client._router._pools.values()
-    return list(pool._idle)
+    [node] = client._router._nodes.values()
+    return list(node.current._idle)
 
 
 @pytest.mark.parametrize(
