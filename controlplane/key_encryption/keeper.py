@@ -27,7 +27,7 @@ from controlplane.db import Database, ServiceScope, ServiceTask
 from controlplane.db.locks import lock_signing_keys, lock_wrapping, try_lock_key_encryption_keys
 from controlplane.db.models import KeyEncryptionKey, KeyEncryptionKeyHolder
 from controlplane.key_encryption.encryption_keys import EncryptionKeys, load_rows, to_life
-from controlplane.key_encryption.rewrapping import Batch, Pass, count_wrapped
+from controlplane.key_encryption.rewrapping import BATCH_ROWS, Batch, Pass, count_wrapped
 from controlplane.rpc import to_saltern_error
 from saltern.errors import SalternError
 
@@ -52,8 +52,11 @@ class KeyEncryptionKeeper:
         failure: why the last look did not succeed; empty if it did. ``kms_failure``: as the key management service.
     """
 
-    def __init__(self, database: Database, keys: EncryptionKeys, clock: Clock = utc_now) -> None:
+    def __init__(
+        self, database: Database, keys: EncryptionKeys, clock: Clock = utc_now, *, batch_rows: int = BATCH_ROWS
+    ) -> None:
         self._database = database
+        self._batch_rows = batch_rows
         self._keys = keys
         self._clock = clock
         self._instance = uuid4()
@@ -139,7 +142,7 @@ class KeyEncryptionKeeper:
             if not retired - self._done:
                 return None
             self._pass = Pass()
-        batch = await self._pass.next_batch(session, self._keys.ring, retired - self._done)
+        batch = await self._pass.next_batch(session, self._keys.ring, retired - self._done, limit_rows=self._batch_rows)
         self._rewrapped += batch.rewrapped
         if self._pass.is_over:
             # What is left was locked by others, or is damaged: no reason to look every second.

@@ -10,15 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, LargeBinary, Select, func, select
+from sqlalchemy import ColumnElement, LargeBinary, Select, func, literal_column, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from controlplane.audit.checkpoint_keys import checkpoint_key_context
 from controlplane.db import models
 from controlplane.secrets.wrapping import WrapContext, group_root_context, root_secret_context, signing_key_context
 
-_KEY_ID_AT: Final = 2  # the version byte is the first
-_KEY_ID_BYTES: Final = 8
+#: Constants in the text of a statement, so that it can be grouped by what is made of them.
+_KEY_ID_AT: Final = literal_column("2")  # the version byte is the first
+_KEY_ID_BYTES: Final = literal_column("8")
+_HEX: Final = literal_column("'hex'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class WrappedColumn:
     def key_id(self) -> ColumnElement[str]:
         """Which key a row is wrapped under, as 16 hexadecimal digits."""
         head = func.substring(self.column, _KEY_ID_AT, _KEY_ID_BYTES, type_=LargeBinary)
-        return func.encode(head, "hex")
+        return func.encode(head, _HEX)
 
     def rows(self) -> Select[Any]:
         """Primary key, wrapped secret, and what its context is made of."""

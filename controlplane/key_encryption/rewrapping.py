@@ -53,7 +53,7 @@ class Pass:
         return not self.left
 
     async def next_batch(
-        self, session: AsyncSession, keyring: Keyring, retired: Collection[str], *, limit_rows: int = BATCH_ROWS
+        self, session: AsyncSession, keyring: Keyring, retired: Collection[str], *, limit_rows: int
     ) -> Batch:
         """Wrap the next rows that are under one of ``retired`` with the current key, in the caller's transaction.
 

@@ -17,7 +17,9 @@ import migrations
 from controlplane.auth.signing_keys import KeyRing, load_key_ring
 from controlplane.clock import Clock, utc_now
 from controlplane.db import Database
-from controlplane.secrets import KeyEncryptionKey, load_key_encryption_key
+from controlplane.key_encryption.encryption_keys import load_encryption_keys
+from controlplane.key_encryption.kms import KmsClient
+from controlplane.secrets import KeyEncryptionKey
 from controlplane.server import ControlPlane, running
 from controlplane.settings import ControlSettings
 from saltern.admin.v1 import (
@@ -199,18 +201,27 @@ def _is_exchange(event: audit_pb2.AuditEvent) -> bool:
 
 @asynccontextmanager
 async def control_plane(
-    database: DatabaseUrls, state_dir: Path, *, listen: Endpoint = ANY_PORT, clock: Clock = utc_now
+    database: DatabaseUrls,
+    state_dir: Path,
+    *,
+    listen: Endpoint = ANY_PORT,
+    clock: Clock = utc_now,
+    kms_endpoint: str | None = None,
 ) -> AsyncIterator[Control]:
     """Run a control plane for the time of the block."""
-    async with running(settings_for(database, state_dir, listen), clock) as plane:
+    settings = settings_for(database, state_dir, listen).model_copy(update={"kms_endpoint": kms_endpoint})
+    async with running(settings, clock) as plane:
         own = connect_to_all(text_of(database.app), pool_connections=4)
+        kms = None if kms_endpoint is None else KmsClient(kms_endpoint)
         try:
             async with grpc.aio.insecure_channel(str(plane.endpoint)) as channel:
-                key_encryption_key = load_key_encryption_key(state_dir, create=False)
-                key_ring = await load_key_ring(own, key_encryption_key)
-                yield Control(plane, state_dir, channel, own, key_encryption_key, key_ring, database.owner)
+                ring = (await load_encryption_keys(own, state_dir, kms)).ring
+                key_ring = await load_key_ring(own, ring)
+                yield Control(plane, state_dir, channel, own, ring, key_ring, database.owner)
         finally:
             await own.close()
+            if kms is not None:
+                await kms.close()
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
