@@ -32,7 +32,9 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from controlplane.clock import Clock
+from controlplane.core.readiness import DatabaseSeen, judge
 from controlplane.db import Database, models
+from controlplane.db.looks import look_at
 from controlplane.node.registry import LOST_AFTER
 from saltern.endpoints import Endpoint
 from saltern.errors import FailedPreconditionError
@@ -72,6 +74,7 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
         self._database = database
         self._clock = clock
         self._cluster: _Cluster | None = None
+        self._database_seen: DatabaseSeen | None = None
         self._read_s = float("-inf")
         self._lock = asyncio.Lock()
         self.is_draining = False
@@ -166,18 +169,18 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
         return Answer(HTTPStatus.OK, generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4)
 
     async def readyz(self, _accept: str) -> Answer:
-        """Ready while the database answers and the control plane does not drain."""
-        if self.is_draining:
-            return _not_ready("draining", "DRAINING", "the control plane is shutting down")
-        if await self._look() is None:
-            return _not_ready("unready", "DATABASE_UNAVAILABLE", "the database does not answer")
-        return Answer.of_json(HTTPStatus.OK, {"state": "ready", "reasons": []})
+        """Whether to send calls here, with what is not as it should be; see :mod:`controlplane.core.readiness`."""
+        readiness = judge(self._database_seen if await self._look() is not None else None, self.is_draining)
+        status = HTTPStatus.OK if readiness.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        reasons = [{"reason": finding.reason, "message": finding.message} for finding in readiness.findings]
+        return Answer.of_json(status, {"state": readiness.state, "reasons": reasons})
 
     async def _look(self) -> _Cluster | None:
         async with self._lock:
             if monotonic() >= self._read_s + _KEEP_S:
                 try:
                     async with asyncio.timeout(_DATABASE_S):
+                        self._database_seen = await look_at(self._database)
                         self._cluster = await self._read()
                 except (SQLAlchemyError, OSError, TimeoutError):
                     self._cluster = None
@@ -228,11 +231,6 @@ async def serving_metrics(metrics: ControlMetrics, listen: Endpoint | None) -> A
         yield str(endpoint)
     finally:
         await door.close()
-
-
-def _not_ready(state: str, reason: str, message: str) -> Answer:
-    reasons = [{"reason": reason, "message": message}]
-    return Answer.of_json(HTTPStatus.SERVICE_UNAVAILABLE, {"state": state, "reasons": reasons})
 
 
 def _code_of(context: Context) -> grpc.StatusCode | None:

@@ -12,7 +12,9 @@ import grpc
 import psycopg.sql
 import pytest
 
+import migrations
 from controlplane import metrics as control_metrics
+from controlplane.core import readiness as readiness_rules
 from saltern.admin.v1 import credentials_pb2, tenants_pb2
 from saltern.auth.v1 import auth_pb2
 from saltern.node.v1 import node_pb2, node_pb2_grpc
@@ -85,6 +87,52 @@ async def test_without_its_database_it_is_alive_and_not_ready(
             assert (await scrape(control)).value("database_up") == 0
             allow(postgres, database.name, allowed=True)
             assert (await asyncio.to_thread(ask, endpoint, "/readyz")).status == 200
+
+
+async def test_readiness_tells_degraded_from_unready(
+    postgres,  # type: ignore[no-untyped-def]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What another control plane could do no better keeps this one in rotation; a database that refuses it does not."""
+    monkeypatch.setattr(control_metrics, "_KEEP_S", 0.0)
+    with postgres.fresh_database(migrate) as database:
+        async with control_plane(database, tmp_path / "control") as control:
+
+            async def readiness() -> tuple[int, str, list[str]]:
+                answer = await asyncio.to_thread(ask, control.plane.metrics_endpoint, "/readyz")
+                return answer.status, answer.json["state"], [reason["reason"] for reason in answer.json["reasons"]]
+
+            def do(statement: str) -> None:
+                with postgres.server.connect("superuser", database.name) as superuser:
+                    superuser.execute(statement)
+
+            assert await readiness() == (200, "ready", [])
+            monkeypatch.setattr(readiness_rules, "SLOW_MS", 0.0)
+            assert await readiness() == (200, "degraded", ["DATABASE_SLOW"])
+            monkeypatch.undo()
+            monkeypatch.setattr(control_metrics, "_KEEP_S", 0.0)
+
+            do("UPDATE alembic_version SET version_num = '9999'")
+            assert await readiness() == (200, "degraded", ["SCHEMA_AHEAD"])
+            do("COMMENT ON TABLE alembic_version IS NULL")
+            assert await readiness() == (503, "unready", ["SCHEMA_TOO_NEW"])
+            do("UPDATE alembic_version SET version_num = '0001'")
+            assert await readiness() == (503, "unready", ["SCHEMA_BEHIND"])
+            do(f"UPDATE alembic_version SET version_num = '{migrations.head_revision()}'")
+            assert await readiness() == (200, "ready", [])
+
+            def make_read_only(value: str) -> None:
+                """As for a standby that was told to: of connections that are made from now on."""
+                with postgres.server.connect("superuser", "postgres") as superuser:
+                    superuser.execute(f"ALTER DATABASE {database.name} SET default_transaction_read_only = {value}")
+                    allow(postgres, database.name, allowed=False)
+                    allow(postgres, database.name, allowed=True)
+
+            make_read_only("on")
+            assert await readiness() == (503, "unready", ["DATABASE_READ_ONLY"])
+            make_read_only("off")
+            assert await readiness() == (200, "ready", [])
 
 
 def allow(postgres, database: str, *, allowed: bool) -> None:  # type: ignore[no-untyped-def]
