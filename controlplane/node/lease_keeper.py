@@ -63,8 +63,11 @@ TICK_S: Final = 1.0
 DEMAND_INTERVAL_S: Final = 15.0
 #: A node may have settled a policy by another control plane, which wakes nobody here.
 RETRY_INTERVAL_S: Final = 5.0
-#: After a start nodes need a moment to come back; until then nothing is taken from who has been silent.
+#: After a start, and after the database was away, nodes need a moment to come back; until then nothing is taken from
+#: who has been silent: the first one to come back would inherit from all others, and they would have to evict.
 RECLAIM_GRACE_S: Final = 30.0
+#: A database that was not reached for so long was away: nodes could not report either.
+AWAY_S: Final = LOST_AFTER.total_seconds()
 #: Changes that are remembered by tenant.
 _CHANGES_KEPT: Final = 10_000
 _SCOPE: Final = ServiceScope(ServiceTask.LEASES)
@@ -77,7 +80,7 @@ class LeaseKeeper:
 
     Args:
         lease_duration: how long a node may grow without an answer; what of it has been promised is kept.
-        reclaim_grace_s: nothing is taken back for so long after the start.
+        reclaim_grace_s: nothing is taken back for so long after the start, or after the database was away.
     """
 
     def __init__(
@@ -91,7 +94,9 @@ class LeaseKeeper:
         self.lease_duration: Final = lease_duration
         self._database = database
         self._clock = clock
-        self._reclaim_from_s = monotonic() + reclaim_grace_s
+        self._reclaim_grace_s = reclaim_grace_s
+        self._looked_s = monotonic()
+        self._reclaim_from_s = self._looked_s + reclaim_grace_s
         self._demand = DemandMeter()
         self._woken = asyncio.Event()
 
@@ -164,7 +169,9 @@ class LeaseKeeper:
     async def tick(self) -> None:
         """Admit processes whose wait is over, and take back what was leased to nodes that are lost."""
         async with self._database.transaction(_SCOPE) as session:
-            if not await try_lock_leases(session):
+            may_step = await try_lock_leases(session)
+            self._note_look()
+            if not may_step:
                 return  # another control plane is at it
             now = self._clock()
             rows = list(await session.scalars(select(models.Node).order_by(models.Node.id)))
@@ -185,6 +192,12 @@ class LeaseKeeper:
             }
             work = lease_terms.due({node: _standing(row, now - LOST_AFTER) for node, row in held.items()}, to_ms(now))
             await self._do(session, replace(work, reclaim=work.reclaim if may_reclaim else ()), held)
+
+    def _note_look(self) -> None:
+        """The database has answered."""
+        before_s, self._looked_s = self._looked_s, monotonic()
+        if self._looked_s - before_s > AWAY_S:
+            self._reclaim_from_s = self._looked_s + self._reclaim_grace_s
 
     async def _do(self, session: AsyncSession, work: Due, rows: Mapping[NodeId, models.Node]) -> None:
         if work.reclaim:

@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from controlplane.clock import utc_now
 from controlplane.db import ServiceScope, ServiceTask, models
+from controlplane.node import lease_keeper
 from controlplane.node.lease_keeper import LeaseKeeper
 from controlplane.node.registry import LOST_AFTER
 from saltern.admin.v1 import credentials_pb2, nodes_pb2, quotas_pb2, usage_pb2
@@ -169,6 +170,40 @@ async def test_i9_a_lost_nodes_part_goes_to_the_living_when_its_lease_has_run_ou
         # Its process was only cut off: it may report, but an answer counts for the policy that took its part alone.
         answer = await first.report()
         assert answer.lease_version > first.policy.version
+
+
+async def test_i9_nothing_is_taken_back_right_after_the_database_was_away(
+    control: Control, as_node: Metadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes were silent then: the first to come back must not inherit from the others, which are on their way."""
+    await control.add_tenant("acme", limit_bytes=10 * MIB)
+    async with AsyncExitStack() as stack:
+        first, second = Peer(control, as_node, "node-1"), Peer(control, as_node, "node-2")
+        await first.open(stack)
+        await second.open(stack)
+        await first.reaches(5 * MIB)
+        await first.settle()
+        await second.reaches(5 * MIB)
+        now_s = 1000.0
+        monkeypatch.setattr(lease_keeper, "monotonic", lambda: now_s)
+        keeper = LeaseKeeper(control.database, reclaim_grace_s=20)
+        for _ in range(5):
+            now_s += 5
+            await keeper.tick()
+        now_s += 60  # the database is away; when it is back, one node was faster than the other
+        await set_node(
+            control,
+            "node-1",
+            last_report_time=utc_now() - 2 * LOST_AFTER,
+            lease_expire_time=utc_now() - timedelta(seconds=1),
+        )
+        for _ in range(4):
+            await keeper.tick()
+            assert (await held(control))["node-1"][0] == 5 * MIB
+            now_s += 5
+        now_s += 1
+        await keeper.tick()
+        assert (await held(control))["node-1"] == (0, 0), "it has not come back"
 
 
 async def test_a_drained_node_gives_everything_back_and_can_then_be_removed(
