@@ -63,6 +63,28 @@ def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None
     asyncio.run(serve(settings, ready_file=ready_file))
 
 
+@click.command("rewrap")
+@click.option("--database-url", metavar="URL", help="PostgreSQL, as the application's role.")
+@click.option("--state-dir", type=_PATH, help="Folder with the file of key-encryption keys.")
+@click.option("--kms-endpoint", metavar="unix:///PATH", help="Socket of a KMS v2 plug-in.")
+@click.option("--rotate", is_flag=True, help="First begin to use the key that was appended, or a new one of the service.")
+def serve_rewrap(*, rotate: bool, **given: object) -> None:
+    """Wrap every secret of a database under the newest key-encryption key; ends with a count of what each key has.
+
+    For a database whose control planes are stopped; beside running ones it helps them. It can be killed at any moment
+    and run again. While control planes run, `saltern key-encryption-key rotate` is all that is needed.
+    """
+    from controlplane.key_encryption.offline import rewrap
+    from controlplane.log import configure_logging
+    from controlplane.settings import load_settings
+    from saltern.core_files import forbid_core_files
+
+    settings = load_settings(**given)
+    forbid_core_files()
+    configure_logging()
+    asyncio.run(rewrap(settings, click.echo, rotate=rotate))
+
+
 @click.command("up")
 @click.option(
     "--data-dir",

@@ -49,6 +49,7 @@ class KeyEncryptionKeeper:
     """Keeps the keys of one control plane as the database says, and leads rotations in turn with the others.
 
     Attributes:
+        scope: of the transactions that a rotation takes.
         failure: why the last look did not succeed; empty if it did. ``kms_failure``: as the key management service.
     """
 
@@ -60,6 +61,7 @@ class KeyEncryptionKeeper:
         self._keys = keys
         self._clock = clock
         self._instance = uuid4()
+        self.scope = ServiceScope(ServiceTask.KEY_ENCRYPTION)
         self._reported: tuple[list[str], str] | None = None
         self._reported_s = self._asked_s = float("-inf")
         self._pass: Pass | None = None
@@ -173,8 +175,14 @@ class KeyEncryptionKeeper:
             self.kms_failure = error.reason
             _log.warning("key management service not well", reason=error.reason, detail=error.message)
 
+    async def look(self) -> tuple[list[KeyEncryptionKey], dict[str, int]]:
+        """Every key, and how many secrets are under each."""
+        async with self._transaction() as session:
+            counts = await count_wrapped(session)
+            return await load_rows(session), {key_id: counter.total() for key_id, counter in counts.items()}
+
     def _transaction(self) -> AbstractAsyncContextManager[AsyncSession]:
-        return self._database.transaction(ServiceScope(ServiceTask.KEY_ENCRYPTION))
+        return self._database.transaction(self.scope)
 
 
 async def load_holders(session: AsyncSession) -> list[Holder]:

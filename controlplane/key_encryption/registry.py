@@ -18,9 +18,9 @@ from controlplane.db import models
 from controlplane.secrets.wrapping import WrapContext, group_root_context, root_secret_context, signing_key_context
 
 #: Constants in the text of a statement, so that it can be grouped by what is made of them.
-_KEY_ID_AT: Final = literal_column("2")  # the version byte is the first
-_KEY_ID_BYTES: Final = literal_column("8")
-_HEX: Final = literal_column("'hex'")
+_KEY_ID_AT: Final[ColumnElement[int]] = literal_column("2")  # the version byte is the first
+_KEY_ID_BYTES: Final[ColumnElement[int]] = literal_column("8")
+_HEX: Final[ColumnElement[str]] = literal_column("'hex'")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,16 @@ A file of checkpoints is JSON Lines: append-only, one line each, names sorted, b
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NewType
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from saltern.audit.chain import HASH_BYTES, ChainHead, EventHash
-from saltern.errors import DataLossError, InvalidArgumentError
+from saltern.errors import DataLossError
 from saltern.keys import frame
 
 CheckpointDigest = NewType("CheckpointDigest", bytes)  #: 32 bytes
@@ -145,46 +144,9 @@ def decode_checkpoint(line: bytes) -> Checkpoint:
     return Checkpoint(decoded.chain, head, decoded.time_us, CheckpointDigest(previous), decoded.key_id, signature)
 
 
-def encode_public_keys(keys: Iterable[Ed25519PublicKey]) -> str:
-    """Public keys as PEM (SubjectPublicKeyInfo, RFC 8410), one block each."""
-    return "".join(
-        key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode("ascii")
-        for key in keys
-    )
-
-
-def decode_public_keys(text: str) -> dict[str, Ed25519PublicKey]:
-    """The keys of PEM blocks, by key id.
-
-    Raises:
-        InvalidArgumentError: reason INVALID_PUBLIC_KEY: there is none, or one is not an Ed25519 key.
-    """
-    end = "-----END PUBLIC KEY-----"
-    keys: dict[str, Ed25519PublicKey] = {}
-    for block in text.split(end)[:-1]:
-        try:
-            key = serialization.load_pem_public_key((block.strip() + "\n" + end + "\n").encode("ascii"))
-        except ValueError:
-            key = None
-        if not isinstance(key, Ed25519PublicKey):
-            raise _invalid_public_key("a block of it is not an Ed25519 public key")
-        keys[key_id_of(key)] = key
-    if not keys:
-        raise _invalid_public_key("it holds no PEM block of a public key")
-    return keys
-
-
 def _signed_bytes(key_id: str, chain: str, head: ChainHead, time_us: int, previous: CheckpointDigest) -> bytes:
     return frame(_LABEL, key_id, chain, head.sequence, head.hash, time_us, previous)
 
 
 def _damaged() -> DataLossError:
     return DataLossError("a line is not a checkpoint of an audit chain", reason="CHECKPOINT_DAMAGED")
-
-
-def _invalid_public_key(why: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"the public key cannot be used: {why}",
-        reason="INVALID_PUBLIC_KEY",
-        hint="give the file that `saltern audit public-key` wrote",
-    )

@@ -9,6 +9,8 @@ deletion                   the sequence
 deletion at the end        a checkpoint of a later sequence
 a whole chain made anew    the checkpoint's hash
 a forged checkpoint        its signature
+a stolen, retired key      when it signed, as the file of public keys says: none of its checkpoints is of a later time
+                           or a later event, and the newest one of a chain is not of a key that retired long ago
 checkpoints taken away     the digest of the one before, which each names; at the end: ``remembered``, or a stretch of
                            events without a signature that is longer than the service ever leaves one
 =========================  ===================================================================================
@@ -22,7 +24,6 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from saltern.audit.chain import ChainHead, ChainWalk, EventHash, FaultKind
 from saltern.audit.checkpoints import (
@@ -32,11 +33,14 @@ from saltern.audit.checkpoints import (
     is_authentic,
 )
 from saltern.audit.lines import decode_event, is_one_form
+from saltern.audit.public_keys import CheckpointPublicKey
 from saltern.errors import DataLossError
 
 #: No more are kept; the rest are counted.
 FINDINGS_MAX: Final = 100
 UNSIGNED_SPAN_MAX_US: Final = 15 * 60 * 1_000_000
+#: Clocks differ, and what was begun before a rotation ends after it.
+CLOCK_SLACK_US: Final = 60 * 1_000_000
 
 
 class FindingKind(StrEnum):
@@ -51,6 +55,7 @@ class FindingKind(StrEnum):
     OTHER_CHAIN = "other-chain"  #: the event, or checkpoint, belongs to another chain
     REWRITTEN = "rewritten"  #: the event is not the one that a checkpoint has signed
     CHECKPOINT_FORGED = "checkpoint-forged"  #: none of the public keys has signed it
+    KEY_RETIRED = "key-retired"  #: the checkpoint is of a key that did not sign at that time, or of that event
     CHECKPOINT_MISSING = "checkpoint-missing"  #: checkpoints before this one are not there, or are not in order
     ROLLED_BACK = "rolled-back"  #: what was verified before is not there any more
     UNSIGNED = "unsigned"  #: events that should long have been signed, or no checkpoint at all
@@ -131,20 +136,26 @@ class Verifier:
         from_sequence: where the export is meant to begin, if not with the first event of the chain.
         remembered: what an earlier verification of this chain has found.
         unsigned_span_max_us: events without a signature may be so far apart; the service signs every minute.
+        now_us: when this is, or when the checkpoints were copied, Unix microseconds; None: not known, and then a chain
+            whose newest checkpoint is of a retired key is taken for one of long ago.
     """
 
     def __init__(
         self,
         chain: str,
-        keys: Mapping[str, Ed25519PublicKey],
+        keys: Mapping[str, CheckpointPublicKey],
         *,
         from_sequence: int = 1,
         remembered: Remembered | None = None,
         unsigned_span_max_us: int = UNSIGNED_SPAN_MAX_US,
+        now_us: int | None = None,
     ) -> None:
         self.report = Report(chain)
         self._chain = chain
-        self._keys = keys
+        self._periods = keys
+        self._keys = {key_id: key.key for key_id, key in keys.items()}
+        self._now_us = now_us
+        self._latest_us: dict[int, int] = {}  # by sequence signed with a retired key: no event may be later
         self._from_sequence = from_sequence
         self._remembered = remembered
         self._unsigned_span_max_us = unsigned_span_max_us
@@ -174,7 +185,13 @@ class Verifier:
                 why = "altered" if checkpoint.key_id in self._keys else f"signed by the unknown key {checkpoint.key_id}"
                 report.add(FindingKind.CHECKPOINT_FORGED, sequence, f"the checkpoint of event {sequence} is {why}")
                 continue
-            if before is not None and (checkpoint.previous != before.digest or sequence <= before.head.sequence):
+            period = self._periods[checkpoint.key_id]
+            until_us = checkpoint.time_us if period.until_us is None else period.until_us
+            if not period.from_us - CLOCK_SLACK_US <= checkpoint.time_us <= until_us + CLOCK_SLACK_US:
+                why = "signed with a key that did not sign at that time"
+                report.add(FindingKind.KEY_RETIRED, sequence, f"the checkpoint of event {sequence} is {why}")
+                continue
+            if before is not None and (checkpoint.previous != before.digest or not _goes_on(before, checkpoint)):
                 report.add(
                     FindingKind.CHECKPOINT_MISSING,
                     sequence,
@@ -210,6 +227,9 @@ class Verifier:
             report.events += 1
             if not faults and sequence in signed:
                 self._compare(sequence, record.hash)
+                if record.record.event_time_us > self._latest_us.get(sequence, record.record.event_time_us):
+                    why = "is later than the retired key signed that vouches for it"
+                    report.add(FindingKind.KEY_RETIRED, sequence, f"event {sequence} {why}")
             if self.report.newest is None or sequence > self.report.newest.head.sequence:
                 self._last_unsigned_us = record.record.event_time_us
                 if self._first_unsigned_us is None:
@@ -236,6 +256,7 @@ class Verifier:
                     newest.head.sequence + 1,
                     f"events of {span_us // 1_000_000} s after the last checkpoint are not signed",
                 )
+        self._check_newest_key()
         self._check_remembered()
         return report
 
@@ -245,7 +266,10 @@ class Verifier:
         self._digests.add(checkpoint.digest)
         if self._signed.setdefault(sequence, checkpoint.head.hash) != checkpoint.head.hash:
             report.add(FindingKind.REWRITTEN, sequence, f"two checkpoints have signed different events {sequence}")
-        if report.newest is None or sequence > report.newest.head.sequence:
+        if self._periods[checkpoint.key_id].until_us is not None:
+            self._latest_us[sequence] = checkpoint.time_us + CLOCK_SLACK_US
+        newest = report.newest
+        if newest is None or (sequence, checkpoint.time_us) > (newest.head.sequence, newest.time_us):
             report.newest = checkpoint
 
     def _begin(self, sequence: int, previous_hash: EventHash) -> ChainWalk:
@@ -269,6 +293,16 @@ class Verifier:
             f"event {sequence} is not what was signed; the last one that is: {report.signed_sequence or 'none'}",
         )
 
+    def _check_newest_key(self) -> None:
+        """After a rotation every chain is signed anew, so an old key alone at its end is one that was stolen."""
+        newest = self.report.newest
+        if newest is None or self._now_us is None:
+            return
+        until_us = self._periods[newest.key_id].until_us
+        if until_us is not None and self._now_us - until_us > self._unsigned_span_max_us:
+            why = "the newest one is of a key that has retired since; checkpoints of later keys are not there"
+            self.report.add(FindingKind.KEY_RETIRED, newest.head.sequence, why)
+
     def _check_remembered(self) -> None:
         remembered, report = self._remembered, self.report
         if remembered is None:
@@ -288,6 +322,13 @@ class Verifier:
 
     def _next_sequence(self) -> int:
         return (self._walk.at.sequence if self._walk else self._from_sequence - 1) + 1
+
+
+def _goes_on(before: Checkpoint, checkpoint: Checkpoint) -> bool:
+    """Of a later event; or of the same one, signed anew with another key."""
+    if checkpoint.head.sequence > before.head.sequence:
+        return True
+    return checkpoint.head == before.head and checkpoint.key_id != before.key_id
 
 
 _DETAILS: Final = {

@@ -24,6 +24,7 @@ from saltern.cli.failure import (
     exit_code,
     one_line,
 )
+from saltern.cli.key_encryption import key_encryption_key
 from saltern.cli.namespace import namespace
 from saltern.cli.node import node
 from saltern.cli.quota import quota
@@ -61,6 +62,7 @@ def serve() -> None:
 
 serve.add_command(ServerCommand("control", "serve-control", "Serve the control plane over a Postgres database."))
 serve.add_command(ServerCommand("node", "serve-node", "Serve one cache node."))
+serve.add_command(ServerCommand("rewrap", "serve-rewrap", "Wrap every secret of a database under the newest key."))
 for command in (
     ServerCommand("up", "up", "Run control plane, Postgres and nodes on this machine until stopped."),
     tenant,
@@ -69,6 +71,7 @@ for command in (
     salt,
     key,
     token,
+    key_encryption_key,
     usage,
     node,
     audit,

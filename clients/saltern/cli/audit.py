@@ -8,8 +8,9 @@ import click
 
 from saltern.cli.audit_export import export
 from saltern.cli.audit_verify import verify
+from saltern.cli.confirmation import confirm, yes_option
 from saltern.cli.parameters import TENANT
-from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json, print_messages
+from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json, print_message, print_messages
 from saltern.cli.settings import Group, settings_of
 from saltern.cli.stack import connect
 from saltern.names import TenantId, tenant_name
@@ -63,7 +64,9 @@ def list_events(ctx: click.Context, tenant_id: TenantId | None, platform: bool, 
 @audit.command("public-key")
 @click.pass_context
 def public_key(ctx: click.Context) -> None:
-    """Print the public keys that verify checkpoints, as PEM; `saltern audit verify` takes them offline.
+    """Print the public keys that verify checkpoints, as PEM, each with the time in which it signs.
+
+    `saltern audit verify` takes them offline. After a rotation get them anew: retired keys are among them.
 
     Get them once, over a connection that you trust, and keep them where those who run the database cannot write:
     whoever replaces them decides what verifies.
@@ -71,15 +74,42 @@ def public_key(ctx: click.Context) -> None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     from saltern.admin.v1.audit_pb2 import ListCheckpointKeysRequest
-    from saltern.audit.checkpoints import encode_public_keys
+    from saltern.audit.public_keys import CheckpointPublicKey, encode_public_keys
 
     admin = connect(ctx)
     keys = admin.call(admin.audit.ListCheckpointKeys, ListCheckpointKeysRequest()).checkpoint_keys
     if settings_of(ctx).json:
         print_json({"checkpointKeys": [message_dict(key) for key in keys]})
     else:
-        pem = encode_public_keys(Ed25519PublicKey.from_public_bytes(key.public_key) for key in keys)
-        click.echo(pem, nl=False)
+        public = (
+            CheckpointPublicKey(
+                Ed25519PublicKey.from_public_bytes(key.public_key),
+                from_us=key.create_time.ToMicroseconds(),
+                until_us=key.retire_time.ToMicroseconds() if key.HasField("retire_time") else None,
+            )
+            for key in keys
+        )
+        click.echo(encode_public_keys(public), nl=False)
+
+
+@audit.command("rotate-checkpoint-key")
+@yes_option
+@click.pass_context
+def rotate_checkpoint_key(ctx: click.Context, yes: bool) -> None:
+    """Sign checkpoints with a new key from now on (platform-admin).
+
+    What the old key has signed stays good; signs nothing any more. Every chain is signed with the new one within a
+    minute. Give auditors the new output of `saltern audit public-key`: it says until when each key has signed, so that
+    whoever has stolen the old key can sign nothing newer.
+    """
+    from saltern.admin.v1.audit_pb2 import RotateCheckpointKeyRequest
+    from saltern.admin_client import new_request_id
+
+    admin = connect(ctx)
+    confirm(yes, "Sign checkpoints with a new key? Auditors need the new output of `saltern audit public-key`.")
+    request = RotateCheckpointKeyRequest(request_id=new_request_id())
+    key = admin.call(admin.audit.RotateCheckpointKey, request)
+    print_message(settings_of(ctx), key, [("id", key.key_id), ("signs since", local_time(key.create_time))])
 
 
 audit.add_command(export)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,7 @@ import click
 from saltern.cli.parameters import TENANT
 from saltern.cli.settings import Command, GlobalOption
 from saltern.cli.stack import connect
+from saltern.cli.times import TIME
 from saltern.errors import InvalidArgumentError, SalternError, UnavailableError
 from saltern.names import TenantId, tenant_name
 
@@ -26,19 +27,6 @@ if TYPE_CHECKING:
 _FORMATS: Final = ("jsonl", "csv", "ocsf", "parquet")
 _FOLLOW_EVERY_S: Final = 1.0
 _STDOUT: Final = "-"
-
-
-class TimeParameter(click.ParamType[datetime]):
-    """A time: RFC 3339, or a date alone; without an offset it is UTC."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        try:
-            parsed = datetime.fromisoformat(value)
-            return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
-        except (ValueError, OverflowError):
-            self.fail(f"{value[:64]!r} is no time; write 2026-11-29 or 2026-11-29T18:00:00Z", param, ctx)
 
 
 class _ExportCommand(Command):
@@ -70,8 +58,8 @@ class _Stretch:
 @click.option(
     "--output", default=_STDOUT, metavar="FILE|-", show_default=True, help="Where to; a file must not be there yet."
 )
-@click.option("--since", type=TimeParameter(), help="Begin with the first event of this time or later.")
-@click.option("--until", type=TimeParameter(), help="End with the last event before this time.")
+@click.option("--since", type=TIME, help="Begin with the first event of this time or later.")
+@click.option("--until", type=TIME, help="End with the last event before this time.")
 @click.option(
     "--cursor", "cursor_path", type=click.Path(path_type=Path, dir_okay=False),
     help="Remember here how far it got, and go on from there; nothing is lost or repeated.",

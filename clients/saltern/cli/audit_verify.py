@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from itertools import chain as joined
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -15,6 +16,7 @@ from saltern.cli.failure import EXIT_NOT_VERIFIED, EXIT_OK, one_line
 from saltern.cli.parameters import TENANT
 from saltern.cli.render import print_json
 from saltern.cli.settings import Command, settings_of
+from saltern.cli.times import TIME
 from saltern.errors import InvalidArgumentError, NotFoundError
 from saltern.names import TenantId
 
@@ -44,21 +46,23 @@ _SHOWN_FINDINGS: Final = 20
     "--remember", "memory_path", type=_PATH, metavar="FILE",
     help="Keep here what was verified last, and notice when trail and checkpoints are both rolled back behind it.",
 )  # fmt: skip
+@click.option("--as-of", type=TIME, help="When the checkpoints were copied, for those of an archive. [default: now]")
 @click.pass_context
 def verify(
     ctx: click.Context, *, exports: tuple[str, ...], checkpoint_paths: tuple[Path, ...], key_path: Path,
-    tenant_id: TenantId | None, platform: bool, from_sequence: int, memory_path: Path | None,
+    tenant_id: TenantId | None, platform: bool, from_sequence: int, memory_path: Path | None, as_of: datetime | None,
 ) -> int:  # fmt: skip
     """Verify exports (jsonl, in order; - for standard input) against signed checkpoints, without any server.
 
     Finds an event that was changed, taken out, put in or moved, an end that was cut off, a whole chain made anew, and
-    checkpoints that were forged or rolled back; names the first bad event. Exit code 0: intact, 8: not.
+    checkpoints that were forged, rolled back or signed with a key that had retired; names the first bad event.
+    Exit code 0: intact, 8: not.
 
     \b
     saltern audit verify acme.jsonl --checkpoints /mnt/worm/audit --public-key audit.pem --remember acme.seen
     """
-    from saltern.audit.checkpoints import decode_public_keys
     from saltern.audit.lines import PLATFORM_CHAIN, decode_event
+    from saltern.audit.public_keys import decode_public_keys
     from saltern.audit.verification import Verifier
 
     if platform and tenant_id:
@@ -72,7 +76,13 @@ def verify(
             if first is None:
                 raise click.UsageError("the export is empty: say with --tenant or --platform whose it is")
             chain, lines = decode_event(first.removesuffix(b"\n")).chain, joined([first], lines)
-        verifier = Verifier(chain, keys, from_sequence=from_sequence, remembered=_load_memory(memory_path, chain))
+        verifier = Verifier(
+            chain,
+            keys,
+            from_sequence=from_sequence,
+            remembered=_load_memory(memory_path, chain),
+            now_us=round((as_of or datetime.now(UTC)).timestamp() * 1_000_000),
+        )
         for path in checkpoint_paths:
             verifier.read_checkpoints(_checkpoint_lines(path, chain))
         verifier.read_events(lines)

@@ -15,19 +15,18 @@ from saltern.audit.checkpoints import (
     NO_DIGEST,
     Checkpoint,
     decode_checkpoint,
-    decode_public_keys,
     encode_checkpoint,
-    encode_public_keys,
     key_id_of,
     sign_checkpoint,
 )
 from saltern.audit.lines import encode_event
+from saltern.audit.public_keys import CheckpointPublicKey, decode_public_keys, encode_public_keys
 from saltern.audit.verification import FindingKind, Remembered, Report, Verifier
 from saltern.errors import DataLossError, InvalidArgumentError
-from tests.support.audit_chains import RECORD, chain_of, exported
+from tests.support.audit_chains import RECORD, START_US, STEP_US, chain_of, exported
 
 PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-KEYS = {key_id_of(PRIVATE.public_key()): PRIVATE.public_key()}
+KEYS = {key_id_of(PRIVATE.public_key()): CheckpointPublicKey(PRIVATE.public_key())}
 EVENTS = list(chain_of(12))
 SIGNED_AT = (4, 9)
 
@@ -249,10 +248,83 @@ def test_the_bytes_that_are_signed_are_frozen() -> None:
     assert list(KEYS) == ["2a117ec85c52e9ce"]
 
 
-def test_public_keys_go_through_pem() -> None:
-    pem = encode_public_keys([PRIVATE.public_key(), OTHER_PRIVATE.public_key()])
+ROTATED_US = START_US + 6 * STEP_US  # after event 7, which is of that moment
+ROTATED = {
+    public.id: public
+    for public in (
+        CheckpointPublicKey(PRIVATE.public_key(), from_us=START_US, until_us=ROTATED_US),
+        CheckpointPublicKey(OTHER_PRIVATE.public_key(), from_us=ROTATED_US),
+    )
+}
+LATER_US = ROTATED_US + 3600 * 1_000_000
 
-    assert set(decode_public_keys(pem)) == {*KEYS, key_id_of(OTHER_PRIVATE.public_key())}
-    for wrong in ("", "hello", pem.replace("MCow", "MCox"), "-----BEGIN PUBLIC KEY-----\n-----END PUBLIC KEY-----\n"):
+
+def signed(*signatures: tuple[int, Ed25519PrivateKey, int], events: list[ChainedRecord] = EVENTS) -> list[bytes]:
+    """Checkpoints of sequence, key and time."""
+    lines, previous = [], NO_DIGEST
+    for sequence, key, time_us in signatures:
+        head = ChainHead(sequence, events[sequence - 1].hash)
+        checkpoint = sign_checkpoint(key, "acme", head, time_us=time_us, previous=previous)
+        previous = checkpoint.digest
+        lines.append(encode_checkpoint(checkpoint))
+    return lines
+
+
+def verify_rotated(checkpoints: list[bytes], events: list[ChainedRecord] = EVENTS, now_us: int = LATER_US) -> Report:
+    verifier = Verifier("acme", ROTATED, unsigned_span_max_us=10**9, now_us=now_us)
+    verifier.read_checkpoints(checkpoints)
+    verifier.read_events(lines_of(events))
+    return verifier.finish()
+
+
+def test_i11_checkpoints_of_a_rotation_verify_old_and_new_ones_and_the_same_event_signed_anew() -> None:
+    report = verify_rotated(
+        signed(
+            (4, PRIVATE, ROTATED_US - 1), (7, PRIVATE, ROTATED_US),
+            (7, OTHER_PRIVATE, ROTATED_US + 1), (12, OTHER_PRIVATE, LATER_US),
+        )
+    )  # fmt: skip
+    assert report.is_intact and report.signed_sequence == 12 and report.checkpoints == 4
+
+
+def test_i11_a_stolen_old_key_signs_nothing_newer() -> None:
+    honest = [(4, PRIVATE, ROTATED_US - 1), (4, OTHER_PRIVATE, ROTATED_US + 1)]
+    forged = rewritten(EVENTS, 5)
+    minute_us = 60 * 1_000_000
+    late = signed(*honest, (9, PRIVATE, ROTATED_US + minute_us + 1), events=forged)
+    # What was signed honestly is thrown away, and what takes its place says that it is from before the rotation.
+    backdated = signed((4, PRIVATE, ROTATED_US - 1), (12, PRIVATE, ROTATED_US - 1), events=forged)
+
+    assert [f.kind for f in verify_rotated(late, forged).findings] == [FindingKind.KEY_RETIRED]
+    assert FindingKind.KEY_RETIRED in [f.kind for f in verify_rotated(backdated, forged).findings]
+    # In the minutes after a rotation not every chain has been signed anew yet.
+    assert verify_rotated(signed((4, PRIVATE, ROTATED_US - 1)), EVENTS[:4], now_us=ROTATED_US + 1).is_intact
+
+
+def test_i11_an_old_key_does_not_vouch_for_events_of_after_its_time() -> None:
+    far = [replace(event.record, event_time_us=LATER_US) for event in EVENTS[4:]]
+    events = EVENTS[:4]
+    for record in far:
+        events = [*events, append("acme", ChainHead(events[-1].sequence, events[-1].hash), record)]
+    report = verify_rotated(signed((12, PRIVATE, ROTATED_US), (12, OTHER_PRIVATE, LATER_US), events=events), events)
+
+    assert [(f.kind, f.sequence) for f in report.findings] == [(FindingKind.KEY_RETIRED, 12)]
+
+
+def test_a_new_key_vouches_for_nothing_of_before_its_time() -> None:
+    early = signed((4, OTHER_PRIVATE, ROTATED_US - 3600 * 1_000_000))
+    assert FindingKind.KEY_RETIRED in [f.kind for f in verify_rotated(early).findings]
+
+
+def test_public_keys_go_through_pem_with_the_time_in_which_they_sign() -> None:
+    pem = encode_public_keys(ROTATED.values())
+
+    assert decode_public_keys(pem) == ROTATED
+    bare = "".join(line + "\n" for line in pem.splitlines() if not line.startswith(("Audit", "Signs")))
+    assert {key_id: key.until_us for key_id, key in decode_public_keys(bare).items()} == dict.fromkeys(ROTATED)
+    for wrong in (
+        "", "hello", pem.replace("MCow", "MCox"), "-----BEGIN PUBLIC KEY-----\n-----END PUBLIC KEY-----\n",
+        pem.replace("Signs until: 2", "Signs until: x"),
+    ):  # fmt: skip
         with pytest.raises(InvalidArgumentError):
             decode_public_keys(wrong)
