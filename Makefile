@@ -12,7 +12,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sim sim-leases isolation chaos noisy lint format bench bench-scale bench-peers bench-control core-cost ssd-cost proto proto-check clean
+.PHONY: help setup demo test sim sim-leases isolation chaos faults noisy lint format bench bench-scale bench-peers bench-control core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -44,6 +44,9 @@ isolation: setup  ## print what isolation holds, case by case
 KILLS ?= 200
 chaos: setup  ## kill -9 a node KILLS=n times under load: nothing lost, nothing wrong, books exact
 	@$(BIN)/python -m tests.chaos --kills $(KILLS) $(CHAOS_ARGS)
+
+faults: setup  ## kill, pause, cut and slow a node, a control plane and Postgres under load: what was lost, what was felt
+	@$(BIN)/python -m tests.faults --json build/faults.json $(FAULTS_ARGS)
 
 noisy: setup  ## a tenant alone, then beside one that floods: its hit rate and latency
 	@$(BIN)/python -m tests.noisy $(NOISY_ARGS)
