@@ -202,6 +202,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
                 database=database,
                 key_encryption_key=key_encryption_key,
                 denials=denials,
+                feed=feed,
                 clock=clock,
                 node_lost_after=LOST_AFTER,
                 encryption_keys=encryption_keys,

@@ -384,7 +384,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         return node_pb2.StreamPolicyRequest(
             node_id=self._registration.node_id,
             fencing_epoch=self._fencing_epoch,
-            applied_version=self._node.applied_version,
+            applied_version=self._lease.acknowledged_version,
             error_message=error_message,
             settled_version=self._lease.settled_version,
             accepts_deltas=True,
@@ -424,7 +424,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         report = node_pb2.ReportUsageRequest(
             node_id=self._registration.node_id,
             fencing_epoch=self._fencing_epoch,
-            applied_version=self._node.applied_version,
+            applied_version=self._lease.acknowledged_version,
             settled_version=self._lease.settled_version,
             counters_id=self._counters_id,
             sequence=self._report_sequence,

@@ -47,6 +47,11 @@ class LeaseLine:
         return monotonic() * _S_NS >= self._lease.stops_ns(self._node.applied_version)
 
     @property
+    def acknowledged_version(self) -> int:
+        """The newest policy that the node goes by, also after a restart: whoever waits for it may rely on that."""
+        return min(self._node.applied_version, self._kept_version)
+
+    @property
     def settled_version(self) -> int:
         """The newest policy that the node goes by, also after a restart, with nothing held above its limits."""
         return min(self._node.settled_version, self._kept_version)

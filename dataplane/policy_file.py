@@ -113,7 +113,7 @@ class PolicyFile:
             in_touch_unix_s: when the control plane was last in touch; None for now.
         """
         with self._writing:
-            if snapshot.version > self._version:
+            if snapshot.version > self._version or (snapshot.version == self._version and self._log is None):
                 self._snapshot, self._deltas, self._version = snapshot, [], snapshot.version
                 self._write_all(in_touch_unix_s)
 

@@ -9,6 +9,7 @@ from controlplane.admin.credentials import CredentialService
 from controlplane.admin.key_encryption_keys import KeyEncryptionKeyService
 from controlplane.admin.namespaces import NamespaceService
 from controlplane.admin.nodes import NodesService
+from controlplane.admin.policy import PolicyService
 from controlplane.admin.quotas import QuotaService
 from controlplane.admin.salt_policies import SaltPolicyService
 from controlplane.admin.service import AdminParts
@@ -22,6 +23,7 @@ from saltern.admin.v1 import (
     key_encryption_keys_pb2_grpc,
     namespaces_pb2_grpc,
     nodes_pb2_grpc,
+    policy_pb2_grpc,
     quotas_pb2_grpc,
     salt_policies_pb2_grpc,
     sharing_groups_pb2_grpc,
@@ -47,6 +49,7 @@ SERVICE_NAMES = tuple(
         AuditService,
         UsageService,
         NodesService,
+        PolicyService,
     )
 )
 
@@ -64,3 +67,4 @@ def add_services(server: grpc.aio.Server, parts: AdminParts) -> None:
     audit_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(parts), server)
     usage_pb2_grpc.add_UsageServiceServicer_to_server(UsageService(parts), server)
     nodes_pb2_grpc.add_NodesServiceServicer_to_server(NodesService(parts), server)
+    policy_pb2_grpc.add_PolicyServiceServicer_to_server(PolicyService(parts), server)

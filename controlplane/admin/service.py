@@ -27,6 +27,7 @@ from controlplane.db.locks import lock_audit_chains
 from controlplane.db.models import Tenant
 from controlplane.db.policy import note_policy_version, raised_policy_version
 from controlplane.key_encryption.encryption_keys import EncryptionKeys
+from controlplane.node.policy_feed import PolicyFeed
 from controlplane.secrets import KeyEncryptionKey
 from saltern.errors import (
     FailedPreconditionError,
@@ -49,6 +50,7 @@ class AdminParts:
     """What the services are made of.
 
     Attributes:
+        feed: tells when nodes answer.
         node_lost_after: a node that has not reported for so long is lost.
         encryption_keys: what rotates ``key_encryption_key``.
     """
@@ -56,6 +58,7 @@ class AdminParts:
     database: Database
     key_encryption_key: KeyEncryptionKey
     denials: DenialLog
+    feed: PolicyFeed
     clock: Clock = utc_now
     node_lost_after: timedelta = timedelta(seconds=15)
     encryption_keys: EncryptionKeys | None = None

@@ -126,13 +126,19 @@ def registered(before: LeaseTerms, state_id: str, now_ms: int, duration_ms: int,
         lease_version=version,
         from_ms=waits_ms,
     )
-    return renewed(after, now_ms, duration_ms)
+    return renewed(after, now_ms, duration_ms, version)
 
 
-def renewed(terms: LeaseTerms, now_ms: int, duration_ms: int) -> LeaseTerms:
-    """The node is answered, and may count ``duration_ms`` from when it sent what is answered."""
+def renewed(terms: LeaseTerms, now_ms: int, duration_ms: int, version: int) -> LeaseTerms:
+    """The node is answered, and may count ``duration_ms`` from when it sent what is answered.
+
+    Args:
+        version: of the newest policy. A lease that had run out counts again only by this one or a later one: others
+            may have been told meanwhile that nobody goes by what was before (:mod:`controlplane.core.policy_reach`).
+    """
     expire_ms = now_ms + duration_ms + duration_ms // DRIFT + MARGIN_MS
-    return replace(terms, expire_ms=max(expire_ms, terms.expire_ms or 0))
+    lease_version = max(terms.lease_version, version) if terms.has_run_out(now_ms) else terms.lease_version
+    return replace(terms, expire_ms=max(expire_ms, terms.expire_ms or 0), lease_version=lease_version)
 
 
 def settled(terms: LeaseTerms, version: int) -> LeaseTerms:

@@ -8,6 +8,7 @@ a lost notification or a broken connection delays a push and never loses it.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 import psycopg
@@ -40,6 +41,7 @@ class PolicyFeed:
         self._conninfo = url.render_as_string(hide_password=False)
         self._version = 0
         self._draining = False
+        self._answers = 0
         self._changed = asyncio.Condition()
 
     async def wait_past(self, version: int) -> int:
@@ -50,6 +52,10 @@ class PolicyFeed:
         """
         async with self._changed:
             await self._changed.wait_for(lambda: self._draining or self._version > version)
+        self._require_serving()
+        return self._version
+
+    def _require_serving(self) -> None:
         if self._draining:
             raise UnavailableError(
                 "the control plane is stopping",
@@ -57,7 +63,20 @@ class PolicyFeed:
                 hint="connect again; go on with the last policy meanwhile",
                 retry_after_ms=DRAIN_RETRY_AFTER_MS,
             )
-        return self._version
+
+    async def answered(self) -> None:
+        """A node has said which policy it goes by."""
+        async with self._changed:
+            self._answers += 1
+            self._changed.notify_all()
+
+    async def wait_answer(self, timeout_s: float) -> None:
+        """Return when a node of this process has answered, or after ``timeout_s``; raises as :meth:`wait_past`."""
+        before = self._answers
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self._draining or self._answers != before)
+        self._require_serving()
 
     async def drained(self) -> None:
         """Wait until this process drains, and raise that as :meth:`wait_past` does."""

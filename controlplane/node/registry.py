@@ -113,9 +113,13 @@ def begin_lease(row: models.Node, state_id: str, now: datetime, duration: timede
     store_terms(row, lease_terms.registered(terms_of(row), state_id, to_ms(now), duration // _MS, version))
 
 
-def renew_lease(row: models.Node, now: datetime, duration: timedelta) -> None:
-    """The node has reported, and is answered that it may grow for ``duration`` from when it sent the report."""
-    store_terms(row, lease_terms.renewed(terms_of(row), to_ms(now), duration // _MS))
+def renew_lease(row: models.Node, now: datetime, duration: timedelta, version: int) -> None:
+    """The node has reported, and is answered that it may grow for ``duration`` from when it sent the report.
+
+    Args:
+        version: of the newest policy, read with the row locked.
+    """
+    store_terms(row, lease_terms.renewed(terms_of(row), to_ms(now), duration // _MS, version))
 
 
 def settle(row: models.Node, version: int) -> bool:

@@ -129,9 +129,9 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             row.last_report_time = now
             row.applied_version = request.applied_version
             has_settled = registry.settle(row, request.settled_version)
-            registry.renew_lease(row, now, self._keeper.lease_duration)
-            await registry.replace_usage(session, node, books, now)
             newest_version = await read_version(session)
+            registry.renew_lease(row, now, self._keeper.lease_duration, newest_version)
+            await registry.replace_usage(session, node, books, now)
         if request.applied_version > newest_version:
             await self._restored.told(request.applied_version)
         if has_settled:
@@ -174,5 +174,6 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 row.applied_version = answer.applied_version
                 has_settled = registry.settle(row, answer.settled_version)
             stream.take_answer(answer.applied_version, is_refusal=bool(answer.error_message))
+            await self._feed.answered()
             if has_settled:
                 self._keeper.wake()

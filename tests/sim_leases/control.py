@@ -76,7 +76,8 @@ class ControlPlane:
     def report(self, node: NodeId, epoch: int, settled_version: int, now_ms: int) -> tuple[int, int]:
         """Returns the lease's version and the newest policy's."""
         row = self._current(node, epoch)
-        row.terms = lease_terms.settled(lease_terms.renewed(row.terms, now_ms, LEASE_MS), settled_version)
+        row.terms = lease_terms.renewed(row.terms, now_ms, LEASE_MS, self.version)
+        row.terms = lease_terms.settled(row.terms, settled_version)
         row.last_report_ms = now_ms
         self.is_settled = False
         return row.terms.lease_version, self.version

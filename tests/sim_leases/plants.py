@@ -83,7 +83,9 @@ PLANTS: Final[dict[str, Callable[[], Any]]] = {
     "no-margin": lambda: _patch(
         lease_terms,
         "renewed",
-        lambda original: lambda terms, now_ms, duration_ms: replace(terms, expire_ms=now_ms + duration_ms - 8_000),
+        lambda original: (
+            lambda terms, now_ms, duration_ms, version: replace(terms, expire_ms=now_ms + duration_ms - 8_000)
+        ),
     ),
     "keep-what-is-lost": lambda: _patch(lease_terms, "due", lambda _: lambda nodes, now_ms: lease_terms.Due()),
     "leave-it-unmoved": lambda: _patch(

@@ -21,6 +21,7 @@ from controlplane.audit import DenialLog, to_chained_record
 from controlplane.caller import Caller, calling_as
 from controlplane.db import Database, connect, models
 from controlplane.key_encryption.encryption_keys import EncryptionKeys
+from controlplane.node.policy_feed import PolicyFeed
 from controlplane.secrets import Keyring, LocalKeyEncryptionKey
 from saltern.admin.v1 import (
     audit_pb2_grpc,
@@ -243,7 +244,8 @@ async def admin_services(urls: DatabaseUrls) -> AsyncIterator[Admin]:
     server = grpc.aio.server(interceptors=[BelievingDoor()])
     key = LocalKeyEncryptionKey(bytes(32))
     keys = EncryptionKeys(lambda: [key], None, Keyring([key], key.key_id))
-    parts = AdminParts(database, keys.ring, DenialLog(database, clock), clock, encryption_keys=keys)
+    feed = PolicyFeed(urls.app)
+    parts = AdminParts(database, keys.ring, DenialLog(database, clock), feed, clock, encryption_keys=keys)
     add_services(server, parts)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

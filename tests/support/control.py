@@ -31,6 +31,7 @@ from saltern.admin.v1 import (
     namespaces_pb2,
     namespaces_pb2_grpc,
     nodes_pb2_grpc,
+    policy_pb2_grpc,
     quotas_pb2,
     quotas_pb2_grpc,
     salt_policies_pb2,
@@ -106,6 +107,7 @@ class Control:
         self.key_encryption_keys: Any = key_encryption_keys_pb2_grpc.KeyEncryptionKeyServiceStub(self.channel)
         self.usage: Any = usage_pb2_grpc.UsageServiceStub(self.channel)
         self.nodes: Any = nodes_pb2_grpc.NodesServiceStub(self.channel)
+        self.policy: Any = policy_pb2_grpc.PolicyServiceStub(self.channel)
 
     async def redeem(self) -> str:
         """Redeem the bootstrap token; keeps and returns the first platform-admin API key."""

@@ -17,11 +17,11 @@ def joined(state_id: str = "home", now_ms: int = 0) -> LeaseTerms:
 
 
 def test_a_lease_ends_for_the_control_plane_later_than_for_the_node() -> None:
-    terms = lease_terms.renewed(joined(), 1000, LEASE_MS)
+    terms = lease_terms.renewed(joined(), 1000, LEASE_MS, 9)
     assert terms.expire_ms is not None and terms.expire_ms >= 1000 + LEASE_MS + MARGIN_MS
     assert not terms.has_run_out(1000 + LEASE_MS)
     assert terms.has_run_out(terms.expire_ms)
-    assert lease_terms.renewed(terms, 0, LEASE_MS) == terms, "a late report shortens nothing"
+    assert lease_terms.renewed(terms, 0, LEASE_MS, 9) == terms, "a late report shortens nothing"
 
 
 def test_a_successor_in_the_same_folder_has_its_leases_at_once() -> None:

@@ -4,95 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
 
-import grpc
 import pytest
 from sqlalchemy import delete
 
 from controlplane.db import ServiceScope, ServiceTask, bump_policy_version, models
 from dataplane.policy_codec import decode_snapshot
-from dataplane.policy_log import merge
-from saltern.admin.v1 import credentials_pb2, quotas_pb2, tenants_pb2
+from saltern.admin.v1 import credentials_pb2, tenants_pb2
 from saltern.auth.v1 import auth_pb2
 from saltern.names import TenantId
 from saltern.node.v1 import node_pb2
 from tenants.policy import TenantPolicy
 from tests.support.control import Control
-
-MIB = 1024**2
-Metadata = tuple[tuple[str, str], ...]
+from tests.support.follower import MIB, Follower, Metadata, following
 
 
 @pytest.fixture
 async def as_node(control: Control) -> Metadata:
     return await control.bearer(await control.add_api_key(credentials_pb2.ROLE_NODE, key_id="node"))
-
-
-class Node:
-    """A node that takes deltas, and keeps what they make."""
-
-    def __init__(self, call: Any, node_id: str, fencing_epoch: int) -> None:
-        self._call = call
-        self._node_id = node_id
-        self._fencing_epoch = fencing_epoch
-        self.policy = node_pb2.PolicySnapshot()
-        self.pushes: list[str] = []
-
-    async def next(self) -> node_pb2.PolicySnapshot | node_pb2.PolicyDelta:
-        """Take the next push, without an answer."""
-        response = await self._call.read()
-        assert response is not grpc.aio.EOF, await self._call.details()
-        if response.HasField("snapshot"):
-            self.policy = response.snapshot
-            self.pushes.append("snapshot")
-            return response.snapshot
-        assert response.delta.base_version == self.policy.version
-        self.policy = merge(self.policy, [response.delta])
-        self.pushes.append("delta")
-        return response.delta
-
-    async def answer(self, *, error_message: str = "", applied_version: int | None = None) -> None:
-        version = self.policy.version if applied_version is None else applied_version
-        await self._call.write(
-            node_pb2.StreamPolicyRequest(
-                node_id=self._node_id,
-                fencing_epoch=self._fencing_epoch,
-                applied_version=version,
-                settled_version=version,
-                error_message=error_message,
-                accepts_deltas=True,
-            )
-        )
-
-    async def follow(self, version: int) -> None:
-        """Take and answer pushes until one is of ``version`` or later."""
-        while self.policy.version < version:
-            await self.next()
-            await self.answer()
-
-
-@asynccontextmanager
-async def node(control: Control, as_node: Metadata, node_id: str = "node-1") -> AsyncIterator[Node]:
-    registered = await control.node.RegisterNode(
-        node_pb2.RegisterNodeRequest(
-            node_id=node_id,
-            endpoint=auth_pb2.NodeEndpoint(wire_endpoint="127.0.0.1:7701"),
-            capacities=[node_pb2.TierCapacity(tier=quotas_pb2.TIER_DRAM, capacity_bytes=64 * MIB)],
-        ),
-        metadata=as_node,
-    )
-    call = control.node.StreamPolicy(metadata=as_node)
-    node = Node(call, node_id, registered.fencing_epoch)
-    await node.answer()
-    try:
-        await node.follow(registered.lease_version)
-        yield node
-    finally:
-        call.cancel()
 
 
 async def version(control: Control) -> int:
@@ -112,7 +43,7 @@ def rules(policy: node_pb2.PolicySnapshot) -> Mapping[TenantId, TenantPolicy]:
 async def test_a_change_of_one_tenant_goes_out_as_that_tenant(control: Control, as_node: Metadata) -> None:
     await control.add_tenant("acme", "chat", limit_bytes=10 * MIB)
     await control.add_tenant("blue", "chat", limit_bytes=10 * MIB)
-    async with node(control, as_node) as one:
+    async with following(control, as_node) as one:
         await one.follow(await version(control))
         admin = await control.bearer(control.admin_key)
         await control.tenants.SuspendTenant(tenants_pb2.SuspendTenantRequest(name="tenants/blue"), metadata=admin)
@@ -130,7 +61,7 @@ async def test_a_change_of_one_tenant_goes_out_as_that_tenant(control: Control, 
 
 
 async def test_changes_wait_together_while_a_push_is_not_answered(control: Control, as_node: Metadata) -> None:
-    async with node(control, as_node) as one:
+    async with following(control, as_node) as one:
         await one.follow(await version(control))
         await control.add_tenant("first")
         await one.next()  # and no answer: the node is busy, or frozen
@@ -145,7 +76,7 @@ async def test_changes_wait_together_while_a_push_is_not_answered(control: Contr
 async def test_a_refused_delta_is_followed_by_a_snapshot_and_a_refused_snapshot_by_the_next_change(
     control: Control, as_node: Metadata
 ) -> None:
-    async with node(control, as_node) as one:
+    async with following(control, as_node) as one:
         await one.follow(await version(control))
         before = one.policy.version
         await control.add_tenant("acme")
@@ -163,7 +94,7 @@ async def test_a_refused_delta_is_followed_by_a_snapshot_and_a_refused_snapshot_
 
 
 async def test_a_node_that_says_it_goes_by_another_version_gets_a_snapshot(control: Control, as_node: Metadata) -> None:
-    async with node(control, as_node) as one:
+    async with following(control, as_node) as one:
         await one.follow(await version(control))
         await control.add_tenant("acme")
         await one.next()
@@ -172,7 +103,7 @@ async def test_a_node_that_says_it_goes_by_another_version_gets_a_snapshot(contr
 
 
 async def test_where_it_cannot_be_told_what_changed_everything_goes_out(control: Control, as_node: Metadata) -> None:
-    async with node(control, as_node) as one:
+    async with following(control, as_node) as one:
         await one.follow(await version(control))
         await control.add_tenant("acme")
         await one.next()
@@ -190,7 +121,7 @@ async def test_a_snapshot_and_its_deltas_are_the_snapshot_of_the_end(
 ) -> None:
     draw = random.Random(seed)
     admin = await control.bearer(control.admin_key)
-    async with node(control, as_node) as one, node(control, as_node, "node-2") as two:
+    async with following(control, as_node) as one, following(control, as_node, "node-2") as two:
         there: list[str] = []
         for step in range(20):
             act = draw.choice(["create", "quota", "quota", "suspend", "delete"]) if there else "create"
@@ -217,7 +148,7 @@ async def test_a_snapshot_and_its_deltas_are_the_snapshot_of_the_end(
             assert rules(follower.policy) == led
 
 
-async def settled(control: Control, *nodes: Node) -> None:
+async def settled(control: Control, *nodes: Follower) -> None:
     """Follow until leases have stopped to move."""
     newest = 0
     while newest != (newest := await version(control)):
