@@ -68,7 +68,9 @@ def grant_from_response(response: auth_pb2.ExchangeApiKeyResponse, namespace: Na
         tenant=TenantId(response.tenant_id),
         namespace=namespace,
         nodes=tuple(
-            NodeEndpoint(node.node_id, node.wire_endpoint, node.shm_path, node.host_id, node.tls_server_name)
+            NodeEndpoint(
+                node.node_id, node.wire_endpoint, node.shm_path, node.host_id, node.tls_server_name, node.read_only
+            )
             for node in response.nodes
         ),
         salts=salts,

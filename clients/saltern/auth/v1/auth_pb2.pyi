@@ -118,6 +118,7 @@ class NodeEndpoint(_message.Message):
     GRPC_ENDPOINT_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
     TLS_SERVER_NAME_FIELD_NUMBER: _builtins.int
+    READ_ONLY_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """{node}"""
     wire_endpoint: _builtins.str
@@ -132,6 +133,8 @@ class NodeEndpoint(_message.Message):
     """The name that the certificate of both TCP doors is for. Empty: the node serves plain text. A client that was told
     to use TLS never calls such a node.
     """
+    read_only: _builtins.bool
+    """The node is being emptied (cordoned, draining): it answers reads; new blocks go to the others."""
     def __init__(
         self,
         *,
@@ -141,10 +144,11 @@ class NodeEndpoint(_message.Message):
         grpc_endpoint: _builtins.str = ...,
         host_id: _builtins.str = ...,
         tls_server_name: _builtins.str = ...,
+        read_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc_endpoint", b"grpc_endpoint", "host_id", b"host_id", "node_id", b"node_id", "shm_path", b"shm_path", "tls_server_name", b"tls_server_name", "wire_endpoint", b"wire_endpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc_endpoint", b"grpc_endpoint", "host_id", b"host_id", "node_id", b"node_id", "read_only", b"read_only", "shm_path", b"shm_path", "tls_server_name", b"tls_server_name", "wire_endpoint", b"wire_endpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
