@@ -19,6 +19,7 @@ from controlplane.admin.service import AdminServicer, Change, absent, load_tenan
 from controlplane.caller import Caller, authorise
 from controlplane.db.models import BLOCK_TOKENS_MAX, MODEL_FINGERPRINT_MAX_CHARS, Namespace
 from controlplane.rpc import Context
+from controlplane.sharing.groups import require_not_shared
 from saltern.admin.v1 import namespaces_pb2, namespaces_pb2_grpc
 from saltern.errors import AlreadyExistsError
 from saltern.names import (
@@ -116,6 +117,7 @@ class NamespaceService(AdminServicer, namespaces_pb2_grpc.NamespaceServiceServic
             row = await _load(session, tenant, namespace, caller)
             before = to_namespace(row)
             check_etag(request.etag, before.etag, before.name)
+            await require_not_shared(session, row)
             await session.delete(row)
             return Change(tenant=tenant, resource=before.name, response=Empty(), before=before)
 

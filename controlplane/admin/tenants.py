@@ -17,7 +17,7 @@ from controlplane.admin.fields import parse_page_size, parse_text
 from controlplane.admin.pages import cut_page, decode_identifier_token, encode_page_token
 from controlplane.admin.requests import forget_requests_of_tenant
 from controlplane.admin.resources import to_tenant
-from controlplane.admin.service import AdminServicer, Change, load_tenant, method
+from controlplane.admin.service import AdminServicer, Change, Witness, load_tenant, method
 from controlplane.audit.trail import next_sequence
 from controlplane.caller import Caller, authorise
 from controlplane.db.models import (
@@ -32,6 +32,7 @@ from controlplane.db.models import (
 from controlplane.rpc import Context
 from controlplane.salts.roots import new_root
 from controlplane.secrets import root_secret_context
+from controlplane.sharing.groups import depart
 from saltern.admin.v1 import tenants_pb2, tenants_pb2_grpc
 from saltern.errors import AlreadyExistsError, ResourceExhaustedError
 from saltern.keys import SaltScope
@@ -142,10 +143,21 @@ class TenantService(AdminServicer, tenants_pb2_grpc.TenantServiceServicer):
 
         async def act(session: AsyncSession, now: datetime) -> Change[Empty]:
             row, before = await _load_to_change(session, tenant, caller, request.etag)
+            departures = await depart(session, self._parts.key_encryption_key, tenant)
             # Takes namespaces, quota, salt policy, keys and root secrets with it (I12); the audit chain stays (I11).
             await session.delete(row)
             await forget_requests_of_tenant(session, tenant)
-            return Change(tenant=tenant, resource=before.name, response=Empty(), before=before)
+            return Change(
+                tenant=tenant,
+                resource=before.name,
+                response=Empty(),
+                before=before,
+                witnesses=[
+                    Witness(other, seen, departure.after.get(other), departure.name)
+                    for departure in departures
+                    for other, seen in departure.before.items()
+                ],
+            )
 
         return await self._change("DeleteTenant", request, Empty, act)
 

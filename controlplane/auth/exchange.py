@@ -20,8 +20,9 @@ from controlplane.clock import ceiling_s
 from controlplane.db import models
 from controlplane.salts.roots import open_root
 from controlplane.secrets import KeyEncryptionKey, api_key_matches, parse_api_key, root_secret_context
+from controlplane.sharing.salts import GroupName, derive_group_salts, find_shared_group, require_wide_salt
 from saltern.errors import FailedPreconditionError, UnauthenticatedError
-from saltern.keys import Narrowing, SaltKey, derive_salt_key
+from saltern.keys import NOT_NARROWED, Narrowing, SaltKey, derive_salt_key
 from saltern.names import ApiKeyId, NamespaceId, TenantId, api_key_name, tenant_name
 from tenants.policy import TenantState
 from tenants.roles import Permission, require
@@ -57,11 +58,16 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceGrant:
-    """What a client needs to use one namespace besides its token."""
+    """What a client needs to use one namespace besides its token.
+
+    Attributes:
+        group_uid: of the sharing group whose salts these are; empty for the namespace's own.
+    """
 
     namespace: models.Namespace
     salt_keys: list[tuple[int, SaltKey]] = field(repr=False)  # (epoch, key), current epoch last
     narrowing: Narrowing
+    group_uid: str = ""
 
 
 async def find_api_keys(session: AsyncSession, lookups: Iterable[str]) -> dict[str, Credential]:
@@ -161,18 +167,20 @@ async def grant_namespace(
     *,
     asked: Narrowing,
     saltings: Mapping[str, Salting],
+    group: GroupName | None = None,
 ) -> NamespaceGrant:
     """Derive the salt keys of a namespace of the credential's own tenant, for every epoch that may be read.
 
     Args:
         asked: what the caller wants the salts narrowed to.
         saltings: from :func:`find_salting`, that of the credential's tenant among them.
+        group: the sharing group whose salts are asked for instead of the namespace's own.
 
     Raises:
         PermissionDeniedError: ROLE_REQUIRED for a role that reads no entries (the platform's administrator is one);
-            RESOURCE_NOT_AVAILABLE where the tenant has no such namespace, whoever else may have one (I2);
-            OUTSIDE_KEY_BINDING, as :func:`tenants.salts.narrow`.
-        FailedPreconditionError: SALT_SCOPE_REQUIRED, as that.
+            RESOURCE_NOT_AVAILABLE where the tenant has no such namespace, whoever else may have one (I2), or the
+            namespace is in no such group; OUTSIDE_KEY_BINDING, as :func:`tenants.salts.narrow`.
+        FailedPreconditionError: SALT_SCOPE_REQUIRED, as that; SALT_SCOPE_TOO_NARROW for a group's.
     """
     require(credential.key.role, Permission.ENTRIES_READ)
     tenant, tenant_id = credential.tenant, credential.tenant_id
@@ -187,6 +195,12 @@ async def grant_namespace(
         bound_user=credential.key.user_id or "",
         scope=salting.policy.scope,
     )
+    if group is not None:
+        require_wide_salt(is_narrowed=narrowing != NOT_NARROWED)
+        shared = await find_shared_group(session, group, namespace)
+        return NamespaceGrant(
+            namespace, await derive_group_salts(key_encryption_key, shared), narrowing, str(shared.uid)
+        )
     scope, scope_id = narrowing.of_scope(salting.policy.scope)
     salt_keys = []
     for row in salting.epochs:

@@ -41,17 +41,18 @@ from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, ServiceScope, ServiceTask, models
 from controlplane.node.registry import live_nodes
 from controlplane.secrets import KeyEncryptionKey, parse_api_key
+from controlplane.sharing.salts import GroupName
 from saltern.errors import FailedPreconditionError, PermissionDeniedError, UnauthenticatedError
 from saltern.keys import NOT_NARROWED, Narrowing
-from saltern.names import NamespaceId, TenantId, namespace_name
+from saltern.names import NamespaceId, TenantId, namespace_name, sharing_group_name
 from tenants.tokens import Audience, Claims
 
 EXCHANGE_METHOD: Final = "saltern.auth.v1.AuthService/ExchangeApiKey"
 BATCH_MAX: Final = 64
 #: Of one exchange alone; the rest of its batch goes on.
 REFUSALS: Final = (UnauthenticatedError, PermissionDeniedError, FailedPreconditionError)
-#: What a grant depends on, within one batch: the lookup of a credential, the namespace, the narrowing.
-_GrantKey: TypeAlias = tuple[str, NamespaceId, Narrowing]
+#: What a grant depends on, within one batch: the lookup of a credential, the namespace, the narrowing, the group.
+_GrantKey: TypeAlias = tuple[str, NamespaceId, Narrowing, GroupName | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Ask:
         namespace: for the audience node, None otherwise.
         peer: where the call came from.
         narrowing: what its salts are to be narrowed to, besides what its API key is bound to.
+        group: the sharing group whose salts it is for; None for the namespace's own.
     """
 
     api_key: str = field(repr=False)
@@ -69,6 +71,7 @@ class Ask:
     namespace: NamespaceId | None
     peer: str
     narrowing: Narrowing = NOT_NARROWED
+    group: GroupName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +196,7 @@ class ExchangeQueue:
             credential = verify_api_key(found, ask.api_key, now)
             require_active(credential.tenant)
             if ask.namespace is not None:
-                shared = (credential.lookup, ask.namespace, ask.narrowing)
+                shared = (credential.lookup, ask.namespace, ask.narrowing, ask.group)
                 grant = grants.get(shared)
                 if grant is None:
                     grant = await grant_namespace(
@@ -203,6 +206,7 @@ class ExchangeQueue:
                         ask.namespace,
                         asked=ask.narrowing,
                         saltings=saltings,
+                        group=ask.group,
                     )
                     grants[shared] = grant
         except REFUSALS as error:
@@ -251,6 +255,7 @@ def _act(ask: Ask, granted: Granted) -> Act:
             "audience": ask.audience.value,
             "token_id": claims.token_id,
             "expires_at_s": claims.expires_at_s,
+            **({} if ask.group is None else {"sharing_group": sharing_group_name(*ask.group)}),
             **_narrowed(granted.grant),
         },
     )

@@ -20,13 +20,21 @@ from controlplane.db import Database, ServiceScope, ServiceTask
 from controlplane.rpc import Context, unary
 from controlplane.secrets import KeyEncryptionKey
 from controlplane.settings import TOKEN_LIFETIME_DEFAULT_S
+from controlplane.sharing.salts import GroupName
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.errors import (
     InvalidArgumentError,
     UnauthenticatedError,
 )
 from saltern.keys import NOT_NARROWED, Narrowing
-from saltern.names import ApiKeyId, NamespaceId, namespace_name, parse_identifier, parse_namespace_id
+from saltern.names import (
+    ApiKeyId,
+    NamespaceId,
+    namespace_name,
+    parse_identifier,
+    parse_namespace_id,
+    parse_sharing_group_name,
+)
 from tenants.salts import parse_scope_id
 from tenants.tokens import Audience
 
@@ -68,8 +76,8 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
         self, request: auth_pb2.ExchangeApiKeyRequest, context: Context
     ) -> auth_pb2.ExchangeApiKeyResponse:
         audience, namespace_id = _decode_audience(request)
-        narrowing = _decode_narrowing(request)
-        ask = Ask(request.api_key, audience, namespace_id, current_peer(), narrowing)
+        narrowing, group = _decode_narrowing(request), _decode_group(request)
+        ask = Ask(request.api_key, audience, namespace_id, current_peer(), narrowing, group)
         outcome = await self._exchanges.exchange(ask)
         if isinstance(outcome, Denied):
             _log.info("exchange refused", reason=outcome.error.reason)
@@ -143,6 +151,18 @@ def _decode_narrowing(request: auth_pb2.ExchangeApiKeyRequest) -> Narrowing:
     return narrowing
 
 
+def _decode_group(request: auth_pb2.ExchangeApiKeyRequest) -> GroupName | None:
+    if not request.sharing_group:
+        return None
+    if request.audience != auth_pb2.AUDIENCE_NODE:
+        raise InvalidArgumentError(
+            "a token for the control plane is for no sharing group",
+            reason="SHARING_GROUP_NOT_ALLOWED",
+            hint="leave sharing_group empty, or ask for AUDIENCE_NODE",
+        )
+    return parse_sharing_group_name(request.sharing_group)
+
+
 def _encode_exchange(granted: Granted) -> auth_pb2.ExchangeApiKeyResponse:
     response = auth_pb2.ExchangeApiKeyResponse(access_token=granted.token, tenant_id=granted.credential.tenant_id or "")
     response.expire_time.FromSeconds(granted.claims.expires_at_s)
@@ -152,6 +172,7 @@ def _encode_exchange(granted: Granted) -> auth_pb2.ExchangeApiKeyResponse:
         response.model_fingerprint = grant.namespace.model_fingerprint
         response.block_tokens = grant.namespace.block_tokens
         response.block_bytes = grant.namespace.block_bytes
+        response.sharing_group_uid = grant.group_uid
     response.nodes.extend(
         auth_pb2.NodeEndpoint(
             node_id=node.id,

@@ -34,6 +34,7 @@ from saltern.admin.v1 import (
     quotas_pb2,
     quotas_pb2_grpc,
     salt_policies_pb2_grpc,
+    sharing_groups_pb2_grpc,
     tenants_pb2,
     tenants_pb2_grpc,
     tokens_pb2_grpc,
@@ -108,6 +109,7 @@ class Admin:
         self.namespaces: Any = namespaces_pb2_grpc.NamespaceServiceStub(channel)
         self.quotas: Any = quotas_pb2_grpc.QuotaServiceStub(channel)
         self.salt_policies: Any = salt_policies_pb2_grpc.SaltPolicyServiceStub(channel)
+        self.sharing_groups: Any = sharing_groups_pb2_grpc.SharingGroupServiceStub(channel)
         self.credentials: Any = credentials_pb2_grpc.CredentialServiceStub(channel)
         self.tokens: Any = tokens_pb2_grpc.TokenServiceStub(channel)
         self.audit: Any = audit_pb2_grpc.AuditServiceStub(channel)

@@ -7,16 +7,18 @@ import pytest
 from saltern.errors import PermissionDeniedError
 from tenants.roles import PERMISSIONS, PLATFORM_ROLES, TENANT_ROLES, Permission, Role, may, require
 
-VIEW = {"tenants.read", "namespaces.read", "quotas.read", "salts.read", "usage.read"}
+VIEW = {"tenants.read", "namespaces.read", "quotas.read", "salts.read", "sharing.read", "usage.read"}
 EXPECTED = {
     "platform-admin": VIEW
     | {
-        "tenants.manage", "namespaces.manage", "quotas.manage", "salts.manage", "credentials.manage",
+        "tenants.manage", "namespaces.manage", "quotas.manage", "salts.manage", "sharing.manage", "credentials.manage",
         "credentials.read", "audit.read", "nodes.manage", "nodes.read", "signing-keys.manage", "signing-keys.read",
         "encryption-keys.manage", "encryption-keys.read",
     },
     "tenant-admin": VIEW
-    | {"namespaces.manage", "salts.manage", "credentials.manage", "credentials.read", "audit.read"},
+    | {
+        "namespaces.manage", "salts.manage", "sharing.manage", "credentials.manage", "credentials.read", "audit.read",
+    },
     "tenant-auditor": VIEW | {"credentials.read", "audit.read"},
     "writer": VIEW | {"entries.read", "entries.write"},
     "reader": VIEW | {"entries.read"},

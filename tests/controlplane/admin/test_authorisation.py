@@ -18,6 +18,7 @@ from saltern.admin.v1 import (
     nodes_pb2,
     quotas_pb2,
     salt_policies_pb2,
+    sharing_groups_pb2,
     tenants_pb2,
     tokens_pb2,
     usage_pb2,
@@ -25,6 +26,11 @@ from saltern.admin.v1 import (
 from saltern.errors import NotFoundError, PermissionDeniedError, UnauthenticatedError
 from tenants.roles import PERMISSIONS, PLATFORM_ROLES, Permission, Role
 from tests.support.admin import PLATFORM, Admin, calling, namespace_request, quota_request, refused
+
+
+def _group(tenant: str) -> str:
+    return f"tenants/{tenant}/sharingGroups/research"
+
 
 #: Every method of something that belongs to a tenant: (service, method, what it needs, its request for a tenant).
 TENANT_METHODS: list[tuple[str, str, Permission, Callable[[str], Any]]] = [
@@ -95,6 +101,68 @@ TENANT_METHODS: list[tuple[str, str, Permission, Callable[[str], Any]]] = [
         "RotateSalt",
         Permission.SALTS_MANAGE,
         lambda t: salt_policies_pb2.RotateSaltRequest(name=f"tenants/{t}/saltPolicy"),
+    ),
+    (
+        "sharing_groups",
+        "CreateSharingGroup",
+        Permission.SHARING_MANAGE,
+        lambda t: sharing_groups_pb2.CreateSharingGroupRequest(
+            parent=f"tenants/{t}", sharing_group_id="new", namespace=f"tenants/{t}/namespaces/chat"
+        ),
+    ),
+    (
+        "sharing_groups",
+        "GetSharingGroup",
+        Permission.SHARING_READ,
+        lambda t: sharing_groups_pb2.GetSharingGroupRequest(name=_group(t), member=f"tenants/{t}"),
+    ),
+    (
+        "sharing_groups",
+        "ListSharingGroups",
+        Permission.SHARING_READ,
+        lambda t: sharing_groups_pb2.ListSharingGroupsRequest(parent=f"tenants/{t}"),
+    ),
+    (
+        "sharing_groups",
+        "InviteMember",
+        Permission.SHARING_MANAGE,
+        lambda t: sharing_groups_pb2.InviteMemberRequest(name=_group(t), namespace="tenants/third/namespaces/chat"),
+    ),
+    (
+        "sharing_groups",
+        "AcceptInvitation",
+        Permission.SHARING_MANAGE,
+        lambda t: sharing_groups_pb2.AcceptInvitationRequest(
+            name=_group("owner"), namespace=f"tenants/{t}/namespaces/chat"
+        ),
+    ),
+    (
+        "sharing_groups",
+        "DeclineInvitation",
+        Permission.SHARING_MANAGE,
+        lambda t: sharing_groups_pb2.DeclineInvitationRequest(
+            name=_group("owner"), namespace=f"tenants/{t}/namespaces/chat"
+        ),
+    ),
+    (
+        "sharing_groups",
+        "LeaveSharingGroup",
+        Permission.SHARING_MANAGE,
+        lambda t: sharing_groups_pb2.LeaveSharingGroupRequest(
+            name=_group(t), namespace=f"tenants/{t}/namespaces/shared"
+        ),
+    ),
+    (
+        "sharing_groups",
+        "RemoveMember",
+        Permission.SHARING_MANAGE,
+        lambda t: sharing_groups_pb2.RemoveMemberRequest(name=_group(t), namespace=f"tenants/{t}/namespaces/shared"),
+    ),
+    (
+        "sharing_groups",
+        "DeleteSharingGroup",
+        Permission.SHARING_MANAGE,
+        lambda t: sharing_groups_pb2.DeleteSharingGroupRequest(name=_group(t)),
     ),
     (
         "credentials",
@@ -275,6 +343,15 @@ async def prepare_again(admin: Admin) -> None:
     await admin.create_tenant("acme")
     await admin.create_namespace("acme", "chat")
     await admin.create_api_key("acme", "ci")
+    await admin.create_tenant("owner")
+    for tenant in ("acme", "owner"):
+        shared = await admin.create_namespace(tenant, "shared")
+        create = sharing_groups_pb2.CreateSharingGroupRequest(
+            parent=f"tenants/{tenant}", sharing_group_id="research", namespace=shared.name
+        )
+        await admin.sharing_groups.CreateSharingGroup(create, metadata=PLATFORM)
+    invite = sharing_groups_pb2.InviteMemberRequest(name=_group("owner"), namespace="tenants/acme/namespaces/chat")
+    await admin.sharing_groups.InviteMember(invite, metadata=PLATFORM)
 
 
 async def test_what_belongs_to_the_platform_is_for_its_administrator_alone(admin: Admin) -> None:

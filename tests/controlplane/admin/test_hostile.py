@@ -18,6 +18,7 @@ from saltern.admin.v1 import (
     namespaces_pb2,
     quotas_pb2,
     salt_policies_pb2,
+    sharing_groups_pb2,
     tenants_pb2,
     usage_pb2,
 )
@@ -66,6 +67,17 @@ def calls_with(admin: Admin, name: str) -> list[tuple[Any, Any]]:
         (admin.tenants.ResumeTenant, tenants_pb2.ResumeTenantRequest(name=name)),
         (admin.namespaces.GetNamespace, namespaces_pb2.GetNamespaceRequest(name=name)),
         (admin.namespaces.DeleteNamespace, namespaces_pb2.DeleteNamespaceRequest(name=name)),
+        (admin.sharing_groups.GetSharingGroup, sharing_groups_pb2.GetSharingGroupRequest(name=name)),
+        (admin.sharing_groups.DeleteSharingGroup, sharing_groups_pb2.DeleteSharingGroupRequest(name=name)),
+        (admin.sharing_groups.ListSharingGroups, sharing_groups_pb2.ListSharingGroupsRequest(parent=name)),
+        (
+            admin.sharing_groups.InviteMember,
+            sharing_groups_pb2.InviteMemberRequest(name="tenants/a/sharingGroups/g", namespace=name),
+        ),
+        (
+            admin.sharing_groups.AcceptInvitation,
+            sharing_groups_pb2.AcceptInvitationRequest(name=name, namespace="tenants/a/namespaces/n"),
+        ),
         (admin.namespaces.ListNamespaces, namespaces_pb2.ListNamespacesRequest(parent=name)),
         (admin.namespaces.CreateNamespace, namespaces_pb2.CreateNamespaceRequest(parent=name)),
         (admin.quotas.GetQuota, quotas_pb2.GetQuotaRequest(name=name)),
