@@ -16,7 +16,7 @@ from controlplane.auth.key_set import encode_key_set
 from controlplane.auth.signing_keys import SigningKeys
 from controlplane.caller import current_peer
 from controlplane.clock import Clock, utc_now
-from controlplane.db import Database, ServiceScope, ServiceTask
+from controlplane.db import Database, ServiceScope, ServiceTask, models
 from controlplane.rpc import Context, unary
 from controlplane.secrets import KeyEncryptionKey
 from controlplane.settings import TOKEN_LIFETIME_DEFAULT_S
@@ -181,6 +181,7 @@ def _encode_exchange(granted: Granted) -> auth_pb2.ExchangeApiKeyResponse:
             grpc_endpoint=node.grpc_endpoint,
             host_id=node.host_id,
             tls_server_name=node.tls_server_name,
+            read_only=node.admin_state is not models.NodeAdminState.ACTIVE,
         )
         for node in granted.nodes
     )

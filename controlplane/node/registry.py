@@ -130,13 +130,12 @@ def settle(row: models.Node, version: int) -> bool:
 
 
 async def live_nodes(session: AsyncSession, now: datetime) -> list[models.Node]:
-    """The nodes that clients are sent to, by id: those that have registered or reported lately and are not cordoned.
+    """The nodes that clients are sent to, by id: those that have registered or reported lately.
 
-    Where every live node is cordoned, all of them: serving on is what cordoning does not end.
+    Cordoned and draining ones too: clients read from them and store elsewhere.
     """
     statement = select(models.Node).where(models.Node.last_report_time > now - LOST_AFTER).order_by(models.Node.id)
-    live = list(await session.scalars(statement))
-    return [row for row in live if row.admin_state is models.NodeAdminState.ACTIVE] or live
+    return list(await session.scalars(statement))
 
 
 async def require_current(
