@@ -176,7 +176,7 @@ async def _record_hour(session: AsyncSession, hour: datetime, records: Sequence[
         method=CLOSE_METHOD,
         resource=RESOURCE,
         now=now,
-        after={"hour": hour.isoformat(), "records": len(records), "sha256": digest.hexdigest()},
+        after={"hour": hour.isoformat(), "records": len(records), "digest": digest.hexdigest()},
     )
 
 

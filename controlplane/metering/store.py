@@ -46,7 +46,7 @@ _ADD_TO_HOURS: Final = text(
             SELECT key, sum(value::numeric) AS total
             FROM (
                 SELECT * FROM jsonb_each_text(u.totals) UNION ALL SELECT * FROM jsonb_each_text(EXCLUDED.totals)
-            ) AS both
+            ) AS parts
             GROUP BY key
         ) AS sums
     )

@@ -14,6 +14,7 @@ from controlplane.audit import DenialLog, record
 from controlplane.caller import Caller, authorise, current_caller
 from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, bump_policy_version
+from controlplane.metering import MeterIntake
 from controlplane.node import registry
 from controlplane.node.decode import decode_books, decode_facts
 from controlplane.node.lease_keeper import LeaseKeeper
@@ -48,6 +49,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     ) -> None:
         self._database = database
         self._restored = restored
+        self._metering = MeterIntake()
         self._feed = feed
         self._keeper = keeper
         self._denials = denials
@@ -132,6 +134,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             newest_version = await read_version(session)
             registry.renew_lease(row, now, self._keeper.lease_duration, newest_version)
             await registry.replace_usage(session, node, books, now)
+            await self._metering.take_in(session, node, request, now)
         if request.applied_version > newest_version:
             await self._restored.told(request.applied_version)
         if has_settled:
@@ -151,9 +154,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             )
             raise
 
-    async def _follow_answers(
-        self, requests: AsyncIterator[node_pb2.StreamPolicyRequest], stream: NodeStream
-    ) -> None:
+    async def _follow_answers(self, requests: AsyncIterator[node_pb2.StreamPolicyRequest], stream: NodeStream) -> None:
         """Store what the node says of each push until it closes its side."""
         async for answer in requests:
             if (answer.node_id, answer.fencing_epoch) != (stream.node, stream.fencing_epoch):

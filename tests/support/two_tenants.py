@@ -5,7 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid5
 
+from sqlalchemy import update
+
 from controlplane.db import Database, PlatformScope, models
+from controlplane.db.models.metering import RECORD_COUNTERS, RECORD_INTEGRALS, RECORD_MAPS
 from saltern.keys import SaltScope
 from tenants.policy import TenantState
 from tenants.quota import Tier
@@ -14,6 +17,7 @@ from tenants.roles import Role
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OWN, OTHER = "acme", "other"
 LOOKUPS = {OWN: "a" * 16, OTHER: "b" * 16}
+COUNTERS_ID = "c" * 32
 _NAMES = UUID(int=0)
 
 
@@ -106,6 +110,33 @@ def rows_of(tenant: str) -> list[models.Base]:
             target_bytes=1,
             version=1,
         ),
+        models.Meter(
+            counters_id=COUNTERS_ID,
+            tenant_id=tenant,
+            tenant_uid=uid_of(tenant, "tenant"),
+            namespace_uid="",
+            namespace_id="",
+            since=NOW,
+            dram_bytes=1,
+            ssd_bytes=1,
+            counters={"hits": 1},
+        ),
+        models.OpenUsage(
+            hour=NOW,
+            tenant_id=tenant,
+            tenant_uid=uid_of(tenant, "tenant"),
+            namespace_id="",
+            counters_id=COUNTERS_ID,
+            totals={"hits": 1},
+        ),
+        models.UsageRecord(
+            tenant_id=tenant,
+            hour=NOW,
+            tenant_uid=uid_of(tenant, "tenant"),
+            namespace_id="",
+            **dict.fromkeys((*RECORD_INTEGRALS, *RECORD_COUNTERS), 1),
+            **{name: {} for name in RECORD_MAPS},
+        ),
         models.AuditEvent(
             chain=tenant,
             sequence=1,
@@ -159,6 +190,22 @@ async def add_two_tenants(database: Database) -> None:
                 display_name="",
                 created_by="",
                 create_time=NOW,
+            )
+        )
+        session.add(
+            models.MeteredProcess(
+                counters_id=COUNTERS_ID,
+                node_id="node-1",
+                sequence=1,
+                report_time=NOW,
+                write_id=uid_of("platform", "write"),
+            )
+        )
+        # Records of an hour are inserted when it closes.
+        closed_until = NOW + timedelta(hours=1)
+        await session.execute(
+            update(models.MeteringState).values(
+                closed_from=models.MeteringState.closed_until, closed_until=closed_until
             )
         )
         for tenant in (OWN, OTHER):
