@@ -32,7 +32,7 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from controlplane.clock import Clock
-from controlplane.core.readiness import DatabaseSeen, judge
+from controlplane.core.readiness import DatabaseSeen, NodeSeen, judge
 from controlplane.db import Database, models
 from controlplane.db.looks import look_at
 from controlplane.node.registry import LOST_AFTER
@@ -47,6 +47,8 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 #: What was read from the database is told again for so long: whoever scrapes costs no more than this.
 _KEEP_S: Final = 2.0
+#: More nodes than this are not told apart.
+_NODES_SHOWN_MAX: Final = 256
 #: A database that does not answer within this is not one to be ready with.
 _DATABASE_S: Final = 2.0
 _BACKLOG: Final = 64
@@ -60,6 +62,7 @@ class _Cluster:
     lost: int
     behind: int
     policy_version: int
+    nodes: tuple[NodeSeen, ...]
 
 
 class ControlMetrics(grpc.aio.ServerInterceptor):
@@ -91,6 +94,11 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
         self._streams = Gauge("saltern_control_streams", "Streams that are open.", ("method",), registry=registry)
         self._nodes = Gauge("saltern_control_nodes", "Registered nodes, by state.", ("state",), registry=registry)
         self._behind = Gauge("saltern_control_nodes_behind", "Live nodes with an older policy.", registry=registry)
+        silent = "Since the last report of a node that may go by its leases."
+        self._node_silent = Gauge("saltern_control_node_report_age_seconds", silent, ("node",), registry=registry)
+        lag = "Policy versions that such a node is behind."
+        self._node_lag = Gauge("saltern_control_node_policy_lag", lag, ("node",), registry=registry)
+        self._behind_since_s: dict[str, float] = {}
         self._version = Gauge("saltern_control_policy_version", "The newest policy.", registry=registry)
         self._up = Gauge("saltern_control_database_up", "1 while the database answers.", registry=registry)
         in_use = "Connections of the pool that are in use."
@@ -162,6 +170,11 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
             self._nodes.labels("lost").set(cluster.lost)
             self._behind.set(cluster.behind)
             self._version.set(cluster.policy_version)
+            self._node_silent.clear()
+            self._node_lag.clear()
+            for seen in cluster.nodes:
+                self._node_silent.labels(seen.node).set(seen.silent_s)
+                self._node_lag.labels(seen.node).set(seen.lag)
         self._in_use.set(self._database.connections_in_use)
         if "application/openmetrics-text" in accept.lower():
             page = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
@@ -170,7 +183,11 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
 
     async def readyz(self, _accept: str) -> Answer:
         """Whether to send calls here, with what is not as it should be; see :mod:`controlplane.core.readiness`."""
-        readiness = judge(self._database_seen if await self._look() is not None else None, self.is_draining)
+        cluster = await self._look()
+        if cluster is None:
+            readiness = judge(None, self.is_draining)
+        else:
+            readiness = judge(self._database_seen, self.is_draining, cluster.nodes)
         status = HTTPStatus.OK if readiness.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         reasons = [{"reason": finding.reason, "message": finding.message} for finding in readiness.findings]
         return Answer.of_json(status, {"state": readiness.state, "reasons": reasons})
@@ -197,7 +214,21 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
             )
             row = (await session.execute(statement)).one()
             live, nodes, behind = row[0], row[1], row[2]
-        return _Cluster(live=live, lost=nodes - live, behind=behind, policy_version=newest)
+            holders = await session.scalars(
+                select(models.Node)
+                .where(models.Node.lease_expire_time > self._clock())
+                .order_by(models.Node.id)
+                .limit(_NODES_SHOWN_MAX)
+            )
+            shown = tuple(self._seen(node, newest) for node in holders)
+        self._behind_since_s = {seen.node: self._behind_since_s[seen.node] for seen in shown if seen.lag}
+        return _Cluster(live=live, lost=nodes - live, behind=behind, policy_version=newest, nodes=shown)
+
+    def _seen(self, node: models.Node, newest: int) -> NodeSeen:
+        lag = max(0, newest - node.applied_version)
+        since_s = self._behind_since_s.setdefault(node.id, monotonic()) if lag else monotonic()
+        silent_s = max(0.0, (self._clock() - node.last_report_time).total_seconds())
+        return NodeSeen(node.id, lag, monotonic() - since_s, silent_s)
 
 
 @asynccontextmanager

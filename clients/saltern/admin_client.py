@@ -29,6 +29,8 @@ from saltern.admin.v1 import (
     key_encryption_keys_pb2_grpc,
     namespaces_pb2_grpc,
     nodes_pb2_grpc,
+    policy_pb2,
+    policy_pb2_grpc,
     quotas_pb2_grpc,
     salt_policies_pb2_grpc,
     tenants_pb2_grpc,
@@ -39,6 +41,7 @@ from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.endpoints import parse_endpoint
 from saltern.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 from saltern.keys import NOT_NARROWED, Narrowing
+from saltern.policy_version import WAIT_DEFAULT_S, read_policy_version
 from saltern.rpc_errors import error_from_rpc
 
 if TYPE_CHECKING:
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from saltern.admin.v1.key_encryption_keys_pb2_grpc import KeyEncryptionKeyServiceStub
     from saltern.admin.v1.namespaces_pb2_grpc import NamespaceServiceStub
     from saltern.admin.v1.nodes_pb2_grpc import NodesServiceStub
+    from saltern.admin.v1.policy_pb2_grpc import PolicyServiceStub
     from saltern.admin.v1.quotas_pb2_grpc import QuotaServiceStub
     from saltern.admin.v1.salt_policies_pb2_grpc import SaltPolicyServiceStub
     from saltern.admin.v1.tenants_pb2_grpc import TenantServiceStub
@@ -187,6 +191,8 @@ class AdminClient:
         self._channel = open_channel(endpoint, tls)
         self._auth = auth_pb2_grpc.AuthServiceStub(self._channel)
         self._session: auth_pb2.ExchangeApiKeyResponse | None = None
+        #: The newest policy that a change made with this client was answered with; 0 before any.
+        self.policy_version = 0
         self._renew_at_s = 0.0
 
     def __enter__(self) -> Self:
@@ -243,6 +249,29 @@ class AdminClient:
     @cached_property
     def nodes(self) -> NodesServiceStub:
         return nodes_pb2_grpc.NodesServiceStub(self._channel)
+
+    @cached_property
+    def policy(self) -> PolicyServiceStub:
+        return policy_pb2_grpc.PolicyServiceStub(self._channel)
+
+    def wait_for_policy(
+        self, version: int | None = None, *, timeout_s: float = WAIT_DEFAULT_S
+    ) -> policy_pb2.WaitForPolicyResponse:
+        """Wait until no node can go by a policy older than ``version`` any more; by default the last change's.
+
+        Args:
+            version: as :attr:`policy_version` was after a change; 0 for the newest there is. It is a plain number that
+                may be passed on to another process.
+            timeout_s: at most :data:`saltern.policy_version.WAIT_MAX_S`.
+
+        Raises:
+            DeadlineExceededError: POLICY_NOT_EVERYWHERE: some node is late. The change is made all the same.
+            InvalidArgumentError: POLICY_VERSION_UNKNOWN.
+        """
+        request = policy_pb2.WaitForPolicyRequest(version=self.policy_version if version is None else version)
+        request.timeout.FromMilliseconds(round(timeout_s * 1000))
+        deadline_ms = round(timeout_s * 1000) + self._deadline_ms
+        return self.call(self.policy.WaitForPolicy, request, deadline_ms=deadline_ms)
 
     def exchange(
         self,
@@ -357,9 +386,11 @@ class AdminClient:
     ) -> ResponseT:
         timeout_s = (self._deadline_ms if deadline_ms is None else deadline_ms) / 1000
         try:
-            return method(request, timeout=timeout_s, metadata=metadata)
+            response, call = method.with_call(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             raise error_from_rpc(error, endpoint=self.endpoint) from None
+        self.policy_version = max(self.policy_version, read_policy_version(call.trailing_metadata()))
+        return response
 
 
 def _bearer(session: auth_pb2.ExchangeApiKeyResponse) -> tuple[tuple[str, str], ...]:

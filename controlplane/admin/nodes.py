@@ -15,6 +15,7 @@ from controlplane.admin.service import AdminServicer, Change, method
 from controlplane.caller import authorise
 from controlplane.db.locks import lock_leases, lock_quotas
 from controlplane.db.models import Node, NodeAdminState, QuotaLease, TierQuota
+from controlplane.node.policy_rows import read_version
 from controlplane.node.registry import capacity_bytes
 from controlplane.rpc import Context
 from saltern.admin.v1 import nodes_pb2, nodes_pb2_grpc, usage_pb2
@@ -95,8 +96,10 @@ async def leased_bytes(session: AsyncSession, nodes: Iterable[str]) -> dict[str,
     return {node: (int(granted), int(believed_sum)) for node, granted, believed_sum in rows}
 
 
-def to_node(row: Node, leased: tuple[int, int], now: datetime, lost_after: timedelta) -> usage_pb2.Node:
-    """A node as a resource; ``leased`` as :func:`leased_bytes` gives it."""
+def to_node(
+    row: Node, leased: tuple[int, int], now: datetime, lost_after: timedelta, newest_version: int
+) -> usage_pb2.Node:
+    """A node as a resource; ``leased`` as :func:`leased_bytes` gives it, ``newest_version`` of the policy."""
     silent = now - row.last_report_time
     if silent >= lost_after:
         state = usage_pb2.Node.STATE_LOST
@@ -118,11 +121,14 @@ def to_node(row: Node, leased: tuple[int, int], now: datetime, lost_after: timed
         lease_expire_time=to_timestamp(row.lease_expire_time),
         granted_bytes=leased[0],
         believed_bytes=leased[1],
+        settled_version=row.settled_version,
+        policy_lag=max(0, newest_version - row.applied_version),
     )
 
 
 async def _shown(session: AsyncSession, row: Node, now: datetime, lost_after: timedelta) -> usage_pb2.Node:
-    return to_node(row, (await leased_bytes(session, [row.id])).get(row.id, (0, 0)), now, lost_after)
+    leased = (await leased_bytes(session, [row.id])).get(row.id, (0, 0))
+    return to_node(row, leased, now, lost_after, await read_version(session))
 
 
 async def _load(session: AsyncSession, node: NodeId) -> Node:

@@ -22,6 +22,7 @@ from controlplane.caller import authorise
 from controlplane.db.models import USAGE_COUNTERS, USAGE_MAPS, Node, NodeTierUsage, NodeUsage, Tenant, TierQuota
 from controlplane.metering.messages import to_usage_record
 from controlplane.metering.records import by_step, has_records, read_records
+from controlplane.node.policy_rows import read_version
 from controlplane.rpc import Context
 from saltern.admin.v1 import usage_pb2, usage_pb2_grpc
 from saltern.names import TenantId, parse_tenant_name, tenant_name
@@ -117,9 +118,10 @@ class UsageService(AdminServicer, usage_pb2_grpc.UsageServiceServicer):
             statement = select(Node).where(Node.id > after).order_by(Node.id).limit(page_size + 1)
             rows, last = cut_page((await session.scalars(statement)).all(), page_size)
             leased = await leased_bytes(session, [row.id for row in rows])
+            newest = await read_version(session)
         now, lost_after = self._parts.clock(), self._parts.node_lost_after
         return usage_pb2.ListNodesResponse(
-            nodes=[to_node(row, leased.get(row.id, (0, 0)), now, lost_after) for row in rows],
+            nodes=[to_node(row, leased.get(row.id, (0, 0)), now, lost_after, newest) for row in rows],
             next_page_token=encode_page_token(_COLLECTION, last.id) if last else "",
         )
 

@@ -13,12 +13,18 @@ that is how releases are replaced one control plane at a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 #: A round trip that takes so long is one that callers feel: an exchange takes five.
 SLOW_MS: Final = 250.0
+#: Reports come every two seconds.
+SILENT_S: Final = 6.0
+#: A policy takes well under a second.
+BEHIND_S: Final = 5.0
+_NAMED_MAX: Final = 5
 
 
 class ReadyState(StrEnum):
@@ -74,7 +80,28 @@ class Readiness:
         return self.state in (ReadyState.READY, ReadyState.DEGRADED)
 
 
-def judge(database: DatabaseSeen | None, is_draining: bool) -> Readiness:
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """A node that may go by its leases.
+
+    Attributes:
+        lag: policy versions that the newest one is ahead of what it goes by.
+        behind_s: for how long it has been seen to be behind, in seconds; 0 where it is not.
+        silent_s: since its last report, in seconds.
+    """
+
+    node: str
+    lag: int
+    behind_s: float
+    silent_s: float
+
+    @property
+    def is_late(self) -> bool:
+        """Whether changes wait for it: it is silent, or does not follow."""
+        return self.silent_s >= SILENT_S or self.behind_s >= BEHIND_S
+
+
+def judge(database: DatabaseSeen | None, is_draining: bool, nodes: Sequence[NodeSeen] = ()) -> Readiness:
     """Say how a control plane is; ``database`` is None where it does not answer."""
     if is_draining:
         return Readiness(ReadyState.DRAINING, (Finding("DRAINING", "the control plane is shutting down"),))
@@ -96,6 +123,13 @@ def judge(database: DatabaseSeen | None, is_draining: bool) -> Readiness:
             )
     if database.round_trip_ms >= SLOW_MS:
         hinders.append(Finding("DATABASE_SLOW", f"the database takes {database.round_trip_ms:.0f} ms for a round trip"))
+    late = [node for node in nodes if node.is_late]
+    if late:
+        named = ", ".join(
+            f"{node.node} ({node.lag} versions behind, silent for {node.silent_s:.0f} s)" for node in late[:_NAMED_MAX]
+        )
+        message = f"{len(late)} nodes do not follow the policy and may still go by their leases: {named}"
+        hinders.append(Finding("NODES_LATE", message))
     if prevents:
         return Readiness(ReadyState.UNREADY, (*prevents, *hinders))
     return Readiness(ReadyState.DEGRADED if hinders else ReadyState.READY, tuple(hinders))

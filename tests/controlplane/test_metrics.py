@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import psycopg.sql
 import pytest
+from sqlalchemy import update
 
 import migrations
 from controlplane import metrics as control_metrics
 from controlplane.core import readiness as readiness_rules
+from controlplane.db import ServiceScope, ServiceTask, models
 from saltern.admin.v1 import credentials_pb2, tenants_pb2
 from saltern.auth.v1 import auth_pb2
 from saltern.node.v1 import node_pb2, node_pb2_grpc
 from tests.support.control import Control, control_plane, migrate, refused
+from tests.support.follower import following
 from tests.support.scraping import Scrape, ask
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -151,3 +155,22 @@ async def test_every_name_is_documented_and_every_documented_name_is_exposed(con
     declared = set(re.findall(r"^# TYPE (saltern_control_\w+)", page.text, re.M))
     documented = set(re.findall(r"^\| `(saltern_control_\w+)` \|", DOCS.read_text(), re.M))
     assert declared == documented
+
+
+async def test_a_node_that_falls_behind_or_is_silent_is_shown_by_name(control: Control) -> None:
+    as_node = await control.bearer(await control.add_api_key(credentials_pb2.ROLE_NODE, key_id="node"))
+    async with following(control, as_node, "node-7") as node:
+        await node.answer()
+        await control.add_tenant("acme")
+        async with control.database.transaction(ServiceScope(ServiceTask.LEASES)) as session:
+            await session.execute(
+                update(models.Node).values(last_report_time=models.Node.last_report_time - timedelta(seconds=60))
+            )
+        page = await scrape(control)
+        assert page.value("node_policy_lag", node="node-7") >= 1
+        assert page.value("node_report_age_seconds", node="node-7") >= 60
+        answer = await asyncio.to_thread(ask, control.plane.metrics_endpoint, "/readyz")
+        assert answer.status == 200
+        assert answer.json["state"] == "degraded"
+        assert [reason["reason"] for reason in answer.json["reasons"]] == ["NODES_LATE"]
+        assert "node-7" in answer.json["reasons"][0]["message"]

@@ -16,6 +16,7 @@ from saltern.cli.secret_file import secret_file
 from saltern.cli.settings import Group, settings_of
 from saltern.cli.signing import revoke_key_tokens, token
 from saltern.cli.stack import connect
+from saltern.cli.waiting import wait_option
 from saltern.keys import Narrowing
 from saltern.names import ApiKeyId, NamespaceId, TenantId, api_key_name, tenant_name
 
@@ -48,6 +49,7 @@ def key() -> None:
 @click.option("--project", type=TEXT, default="", help="Bind a writer or reader to this project's salts, for good.")
 @click.option("--user", type=TEXT, default="", help="Bind a writer or reader to this user's salts, for good.")
 @click.option("--save", type=_FILE, metavar="FILE", help="Write the secret to FILE (mode 0600) instead of showing it.")
+@wait_option
 @click.pass_context
 def create(
     ctx: click.Context,
@@ -104,6 +106,7 @@ def create(
 @click.option("--expires-in", type=DURATION, help="When the key expires from now on, such as 90d; else as before.")
 @click.option("--save", type=_FILE, metavar="FILE", help="Write the secret to FILE (mode 0600) instead of showing it.")
 @yes_option
+@wait_option
 @click.pass_context
 def rotate(
     ctx: click.Context,
@@ -227,6 +230,7 @@ def list_keys(ctx: click.Context, tenant_id: TenantId | None) -> None:
 @click.argument("key_id", metavar="KEY", type=API_KEY_ID)
 @_tenant_option
 @yes_option
+@wait_option
 @click.pass_context
 def delete(ctx: click.Context, key_id: str, tenant_id: TenantId | None, yes: bool) -> None:
     """Delete an API key: no new token is issued for it, and those that it has end at once."""
@@ -248,6 +252,7 @@ def delete(ctx: click.Context, key_id: str, tenant_id: TenantId | None, yes: boo
 @click.argument("key_id", metavar="KEY", type=API_KEY_ID)
 @_tenant_option
 @yes_option
+@wait_option
 @click.pass_context
 def revoke(ctx: click.Context, key_id: str, tenant_id: TenantId | None, yes: bool) -> None:
     """End every token of an API key at once, on every node; the key stays, and its next token is good."""

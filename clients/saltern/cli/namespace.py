@@ -11,6 +11,7 @@ from saltern.cli.parameters import NAMESPACE, SIZE, TENANT, TEXT
 from saltern.cli.render import Table, local_time, print_json, print_message, print_messages
 from saltern.cli.settings import Group, settings_of
 from saltern.cli.stack import connect
+from saltern.cli.waiting import wait_option
 from saltern.names import NamespaceId, TenantId, namespace_name, tenant_name
 from saltern.sizes import format_size
 
@@ -36,6 +37,7 @@ def namespace() -> None:
 )
 @click.option("--block-tokens", type=click.IntRange(1, _BLOCK_TOKENS_MAX), required=True, help="Tokens in one block.")
 @click.option("--block-bytes", type=SIZE, required=True, help="The largest entry, e.g. 2MiB; at most 64MiB.")
+@wait_option
 @click.pass_context
 def create(
     ctx: click.Context,
@@ -99,6 +101,7 @@ def get(ctx: click.Context, tenant_id: TenantId, namespace_id: NamespaceId) -> N
 @click.argument("tenant_id", metavar="TENANT", type=TENANT)
 @click.argument("namespace_id", metavar="NAMESPACE", type=NAMESPACE)
 @yes_option
+@wait_option
 @click.pass_context
 def delete(ctx: click.Context, tenant_id: TenantId, namespace_id: NamespaceId, yes: bool) -> None:
     """Delete a namespace; nodes drop its entries."""

@@ -10,6 +10,7 @@ from saltern.cli.confirmation import confirm, yes_option
 from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json, print_messages
 from saltern.cli.settings import Command, Group, settings_of
 from saltern.cli.stack import connect
+from saltern.cli.waiting import wait_option
 from saltern.names import node_name, parse_node_id
 from saltern.sizes import format_size
 
@@ -29,14 +30,16 @@ def list_nodes(ctx: click.Context) -> None:
 
     GRANTED is what a node holds of all quotas; HELD the most that it may still go by. They differ while it gives
     something back. LEASE: until then a node that is silent may grow; its part goes to the others after.
+    POLICY is what a node has applied, SETTLED the newest with nothing left above its limits, BEHIND how many versions
+    the newest policy is ahead of it: one that stays behind is frozen, slow, cut off or refuses the policy.
     """
     from saltern.admin.v1.usage_pb2 import ListNodesRequest
 
     admin = connect(ctx)
     nodes: list[Node] = list(admin.iterate(admin.usage.ListNodes, ListNodesRequest(), "nodes"))
-    right = ("DRAM", "GRANTED", "HELD", "POLICY")
-    columns = ("NODE", "STATE", "WIRE", "GRPC", "DRAM", "GRANTED", "HELD", "POLICY", "LAST REPORT", "LEASE")
-    table = Table(*columns, right=right)
+    right = ("DRAM", "GRANTED", "HELD", "POLICY", "SETTLED", "BEHIND")
+    left = ("NODE", "STATE", "WIRE", "GRPC")
+    table = Table(*left, *right, "LAST REPORT", "LEASE", right=right)
     for item in nodes:
         table.add(
             item.name.removeprefix("nodes/"),
@@ -47,6 +50,8 @@ def list_nodes(ctx: click.Context) -> None:
             format_size(item.granted_bytes),
             format_size(item.believed_bytes),
             item.policy_version,
+            item.settled_version,
+            item.policy_lag,
             local_time(item.last_report_time),
             local_time(item.lease_expire_time) if item.HasField("lease_expire_time") else "-",
         )
@@ -55,6 +60,7 @@ def list_nodes(ctx: click.Context) -> None:
 
 @node.command("cordon", cls=Command)
 @click.argument("node_id", metavar="NODE")
+@wait_option
 @click.pass_context
 def cordon(ctx: click.Context, node_id: str) -> None:
     """Send new sessions to other nodes; NODE keeps what it holds and serves on."""
@@ -68,6 +74,7 @@ def cordon(ctx: click.Context, node_id: str) -> None:
 
 @node.command("drain", cls=Command)
 @click.argument("node_id", metavar="NODE")
+@wait_option
 @click.pass_context
 def drain(ctx: click.Context, node_id: str) -> None:
     """Cordon NODE and give its part of quotas to the other nodes. What it holds is evicted.
@@ -84,6 +91,7 @@ def drain(ctx: click.Context, node_id: str) -> None:
 
 @node.command("uncordon", cls=Command)
 @click.argument("node_id", metavar="NODE")
+@wait_option
 @click.pass_context
 def uncordon(ctx: click.Context, node_id: str) -> None:
     """Undo cordon and drain: NODE takes sessions again, and its part of quotas."""
@@ -98,6 +106,7 @@ def uncordon(ctx: click.Context, node_id: str) -> None:
 @node.command("remove", cls=Command)
 @click.argument("node_id", metavar="NODE")
 @yes_option
+@wait_option
 @click.pass_context
 def remove(ctx: click.Context, node_id: str, yes: bool) -> None:
     """Forget NODE, which is stopped or lost and may not grow any more, with what it reported."""

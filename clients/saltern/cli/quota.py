@@ -11,6 +11,7 @@ from saltern.cli.parameters import SIZE, TENANT, TEXT
 from saltern.cli.render import Table, enum_word, message_dict, print_json
 from saltern.cli.settings import Group, settings_of
 from saltern.cli.stack import connect
+from saltern.cli.waiting import wait_option
 from saltern.names import TenantId, quota_name
 from saltern.sizes import format_size
 
@@ -63,6 +64,7 @@ def get(ctx: click.Context, tenant_id: TenantId) -> None:
 )
 @click.option("--allow-below-use", is_flag=True, help="Accept a limit below what is held now; nodes evict down to it.")
 @click.option("--etag", type=TEXT, default="", help="Refuse unless the quota still has this etag.")
+@wait_option
 @click.pass_context
 def set_quota(
     ctx: click.Context,

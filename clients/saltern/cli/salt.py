@@ -12,6 +12,7 @@ from saltern.cli.parameters import DURATION, TENANT, TEXT
 from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json
 from saltern.cli.settings import Group, settings_of
 from saltern.cli.stack import connect
+from saltern.cli.waiting import wait_option
 from saltern.names import TenantId, salt_policy_name
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ salt.add_command(click.Command("show", callback=get.callback, params=get.params,
 @click.option("--no-grace", is_flag=True, help="A rotation ends the epoch before at once.")
 @_etag_option
 @yes_option
+@wait_option
 @click.pass_context
 def set_policy(
     ctx: click.Context,
@@ -106,6 +108,7 @@ def set_policy(
 @click.option("--no-grace", is_flag=True, help="End every earlier epoch at once: its salt may be known to others.")
 @_etag_option
 @yes_option
+@wait_option
 @click.pass_context
 def rotate(
     ctx: click.Context, *, tenant_id: TenantId, grace: timedelta | None, no_grace: bool, etag: str, yes: bool

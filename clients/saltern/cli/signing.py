@@ -15,6 +15,7 @@ from saltern.cli.parameters import API_KEY_ID, TENANT, TEXT
 from saltern.cli.render import Table, enum_word, local_time, print_message, print_messages
 from saltern.cli.settings import Group, settings_of
 from saltern.cli.stack import connect
+from saltern.cli.waiting import wait_option
 from saltern.errors import InvalidArgumentError
 from saltern.names import ApiKeyId, TenantId, api_key_name, tenant_name
 
@@ -65,6 +66,7 @@ def keys(ctx: click.Context) -> None:
 @token.command("rotate-signing-key")
 @click.option("--now", is_flag=True, help="Emergency: withdraw every other key at once; all tokens there are die.")
 @yes_option
+@wait_option
 @click.pass_context
 def rotate_signing_key(ctx: click.Context, now: bool, yes: bool) -> None:
     """Begin to use a new key for signing tokens (platform-admin).
@@ -90,6 +92,7 @@ def rotate_signing_key(ctx: click.Context, now: bool, yes: bool) -> None:
 @click.option("--all", "every", is_flag=True, help="End every token of the tenant; its API keys stay.")
 @_tenant_option
 @yes_option
+@wait_option
 @click.pass_context
 def revoke(
     ctx: click.Context,

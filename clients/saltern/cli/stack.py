@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from saltern.cli.settings import Settings, default_data_dir, settings_of
+from saltern.cli.waiting import remember_client
 from saltern.errors import FailedPreconditionError, PermissionDeniedError, UnauthenticatedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -125,4 +126,5 @@ def connect(ctx: click.Context) -> AdminClient:
     target = find_target(settings)
     client = AdminClient(target.control, target.api_key, deadline_ms=settings.deadline_ms, tls=target.tls)
     ctx.call_on_close(client.close)
+    remember_client(ctx, client)
     return client

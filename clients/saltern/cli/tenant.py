@@ -12,6 +12,7 @@ from saltern.cli.render import Table, enum_word, local_time, print_json, print_m
 from saltern.cli.settings import Group, settings_of
 from saltern.cli.signing import revoke_tenant_tokens
 from saltern.cli.stack import connect
+from saltern.cli.waiting import wait_option
 from saltern.names import TenantId, tenant_name
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def tenant() -> None:
 @tenant.command("create")
 @click.argument("tenant_id", metavar="TENANT", type=TENANT)
 @click.option("--display-name", type=TEXT, default="", help="For people; at most 128 characters.")
+@wait_option
 @click.pass_context
 def create(ctx: click.Context, tenant_id: TenantId, display_name: str) -> None:
     """Create a tenant. It may store nothing until `saltern quota set` gives it a quota."""
@@ -68,6 +70,7 @@ def get(ctx: click.Context, tenant_id: TenantId) -> None:
 @click.argument("tenant_id", metavar="TENANT", type=TENANT)
 @click.option("--display-name", type=TEXT, required=True, help="The new display name; may be empty.")
 @click.option("--etag", type=TEXT, default="", help="Refuse unless the tenant still has this etag.")
+@wait_option
 @click.pass_context
 def update(ctx: click.Context, tenant_id: TenantId, display_name: str, etag: str) -> None:
     """Change a tenant's display name."""
@@ -84,6 +87,7 @@ def update(ctx: click.Context, tenant_id: TenantId, display_name: str, etag: str
 @tenant.command("delete")
 @click.argument("tenant_id", metavar="TENANT", type=TENANT)
 @yes_option
+@wait_option
 @click.pass_context
 def delete(ctx: click.Context, tenant_id: TenantId, yes: bool) -> None:
     """Delete a tenant, its namespaces, keys and cached entries; its audit trail stays (I12)."""
@@ -103,6 +107,7 @@ def delete(ctx: click.Context, tenant_id: TenantId, yes: bool) -> None:
 @tenant.command("suspend")
 @click.argument("tenant_id", metavar="TENANT", type=TENANT)
 @yes_option
+@wait_option
 @click.pass_context
 def suspend(ctx: click.Context, tenant_id: TenantId, yes: bool) -> None:
     """Refuse the tenant new sessions and tokens until it is resumed."""
@@ -117,6 +122,7 @@ def suspend(ctx: click.Context, tenant_id: TenantId, yes: bool) -> None:
 
 @tenant.command("resume")
 @click.argument("tenant_id", metavar="TENANT", type=TENANT)
+@wait_option
 @click.pass_context
 def resume(ctx: click.Context, tenant_id: TenantId) -> None:
     """Let a suspended tenant work again."""
@@ -131,6 +137,7 @@ def resume(ctx: click.Context, tenant_id: TenantId) -> None:
 @tenant.command("revoke-tokens")
 @click.argument("tenant_id", metavar="TENANT", type=TENANT)
 @yes_option
+@wait_option
 @click.pass_context
 def revoke_tokens(ctx: click.Context, tenant_id: TenantId, yes: bool) -> None:
     """End every token of a tenant at once, on every node; its API keys stay, and their next tokens are good."""

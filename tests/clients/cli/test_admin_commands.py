@@ -382,3 +382,34 @@ def test_each_tier_has_its_quota(saltern: Saltern, tenant: str) -> None:
     above = saltern("quota", "set", tenant, "--ssd-reserved", "1MiB")
     assert above.code == 5 and "ssd" in above.err  # no node of this stack has an SSD tier
     assert saltern("quota", "set", tenant).code == 2
+
+
+def test_wait_ends_a_change_when_it_is_in_force_everywhere(saltern: Saltern, tenant: str) -> None:
+    waited = saltern("quota", "set", tenant, "--dram-limit", "4MiB", "--wait")
+    assert waited.code == 0
+    version = int(re.findall(r"in force on [1-9][0-9]* nodes \(policy ([0-9]+)\)", waited.err)[0])
+    nodes = saltern("node", "list", "-o", "json").json["nodes"]
+    assert all(int(node["policyVersion"]) >= version for node in nodes)
+    silent = saltern("tenant", "suspend", tenant, "--yes", "--wait=20", "-o", "json")
+    assert (silent.code, silent.err) == (0, "")
+    assert silent.json["state"] == "STATE_SUSPENDED"
+    assert saltern("tenant", "resume", tenant, "--wait=soon").code == 2
+    misplaced = saltern("tenant", "resume", "--wait", tenant)
+    assert misplaced.code == 2
+    assert "--wait=SECONDS" in misplaced.err
+
+
+def test_the_list_of_nodes_says_which_are_behind(saltern: Saltern) -> None:
+    assert {"POLICY", "SETTLED", "BEHIND"} <= set(saltern("node", "list").out.split())
+
+
+def test_a_program_gets_the_version_of_its_change_and_waits_for_it(stack: Stack, tenant: str) -> None:
+    from saltern.admin.v1.tenants_pb2 import GetTenantRequest, ResumeTenantRequest
+
+    with AdminClient(stack.control, read_api_key(stack.admin_api_key_file)) as admin:
+        admin.call(admin.tenants.GetTenant, GetTenantRequest(name=f"tenants/{tenant}"))
+        assert admin.policy_version == 0
+        admin.call(admin.tenants.ResumeTenant, ResumeTenantRequest(name=f"tenants/{tenant}"))
+        assert admin.policy_version > 0
+        assert admin.wait_for_policy().version == admin.policy_version
+        assert admin.wait_for_policy(0, timeout_s=10).acknowledged_nodes >= 1

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.core.readiness import SLOW_MS, DatabaseSeen, ReadyState, Schema, judge
+from controlplane.core.readiness import BEHIND_S, SILENT_S, SLOW_MS, DatabaseSeen, NodeSeen, ReadyState, Schema, judge
 
 FINE = DatabaseSeen(round_trip_ms=1.0, is_read_only=False, schema=Schema.CURRENT)
 
@@ -35,3 +35,20 @@ def test_each_finding_keeps_calls_or_turns_them_away(
 def test_who_drains_takes_no_calls_however_well_it_is() -> None:
     readiness = judge(FINE, is_draining=True)
     assert (readiness.state, readiness.is_ready) == (ReadyState.DRAINING, False)
+
+
+@pytest.mark.parametrize(
+    ("node", "is_late"),
+    [
+        (NodeSeen("n", lag=0, behind_s=0, silent_s=1), False),
+        (NodeSeen("n", lag=3, behind_s=1, silent_s=1), False),
+        (NodeSeen("n", lag=3, behind_s=BEHIND_S, silent_s=1), True),
+        (NodeSeen("n", lag=0, behind_s=0, silent_s=SILENT_S), True),
+    ],
+)
+def test_a_node_that_is_frozen_or_does_not_follow_is_named(node: NodeSeen, is_late: bool) -> None:
+    readiness = judge(FINE, False, [NodeSeen("other", 0, 0, 0), node])
+    assert readiness.is_ready, "another control plane would do no better"
+    assert (readiness.state is ReadyState.DEGRADED) == is_late
+    assert [finding.reason for finding in readiness.findings] == ["NODES_LATE"] * is_late
+    assert not is_late or "n (" in readiness.findings[0].message
