@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saltern.errors import InvalidArgumentError
-from saltern.keys import BlockHash, BlockKeyDeriver, RootSecret, SaltKey, SaltScope, derive_salt_key, frame
+from saltern.keys import (
+    NOT_NARROWED,
+    BlockHash,
+    BlockKeyDeriver,
+    Narrowing,
+    RootSecret,
+    SaltKey,
+    SaltScope,
+    derive_salt_key,
+    frame,
+)
 from saltern.names import NamespaceId, TenantId
 
 ROOT = RootSecret(b"r" * 32)
@@ -74,6 +84,47 @@ def test_i2_every_scope_has_a_salt_of_its_own(
     one: tuple[str, str, SaltScope, str, int], other: tuple[str, str, SaltScope, str, int]
 ) -> None:
     assert (salt_of(one) == salt_of(other)) == (one == other)
+
+
+texts = st.sampled_from(["", "a", "b", "ab", "user", "project", "s\x08", "i"]) | st.text(max_size=6)
+narrowings = st.builds(Narrowing, *(texts.filter(lambda text: text.isascii() or text.isprintable()) for _ in range(3)))
+combinations = st.tuples(
+    names, names, narrowings, st.sampled_from([SaltScope.TENANT, SaltScope.NAMESPACE]), st.integers(0, 3)
+)
+
+
+def salt_narrowed(combination: tuple[str, str, Narrowing, SaltScope, int]) -> SaltKey:
+    tenant, namespace, narrowing, widest, epoch = combination
+    scope, scope_id = narrowing.of_scope(widest)
+    return derive_salt_key(
+        ROOT, tenant=TenantId(tenant), namespace=NamespaceId(namespace), scope=scope, scope_id=scope_id, epoch=epoch
+    )
+
+
+@given(combinations, combinations)
+def test_i2_no_two_tenants_namespaces_combinations_of_names_and_epochs_share_a_salt(
+    one: tuple[str, str, Narrowing, SaltScope, int], other: tuple[str, str, Narrowing, SaltScope, int]
+) -> None:
+    """Under one root; each epoch has another besides. The widest scope counts only where nothing is named."""
+
+    def identity(combination: tuple[str, str, Narrowing, SaltScope, int]) -> object:
+        tenant, namespace, narrowing, widest, epoch = combination
+        return tenant, namespace, narrowing, widest if narrowing == NOT_NARROWED else None, epoch
+
+    assert (salt_narrowed(one) == salt_narrowed(other)) == (identity(one) == identity(other))
+
+
+def test_i2_no_combination_is_another_ones_scope_id() -> None:
+    """Several names are framed as bytes, and no text that a caller gives, such as that very frame, is bytes."""
+    both = Narrowing(project="p", user="u")
+    scope, scope_id = both.of_scope(SaltScope.TENANT)
+    assert isinstance(scope_id, bytes)
+    pasted = Narrowing(user=scope_id.decode("latin-1"))
+
+    assert pasted.of_scope(SaltScope.TENANT)[0] == scope
+    assert salt_narrowed(("a", "a", both, SaltScope.TENANT, 1)) != salt_narrowed(
+        ("a", "a", pasted, SaltScope.TENANT, 1)
+    )
 
 
 def test_salts_of_two_roots_differ() -> None:

@@ -77,6 +77,28 @@ def test_a_stranger_derives_the_same_salt_keys() -> None:
     assert len({v["salt_key"] for v in vectors}) == len(vectors)
 
 
+def test_a_stranger_narrows_to_the_same_salt_keys() -> None:
+    """One name alone is the id of its scope; several are framed, each after its scope; the last one is the scope."""
+    vectors = load("narrowing.json")
+    for v in vectors:
+        named = [(scope, v[scope]) for scope in ("project", "user", "session") if v[scope]]
+        scope_id: Any = ""
+        if len(named) == 1:
+            scope_id = named[0][1]
+        elif named:
+            scope_id = stranger_frame([part for pair in named for part in pair])
+        scope = named[-1][0] if named else v["widest"]
+        assert (scope, scope_id) == (v["scope"], from_json(v["scope_id"]))
+        message = stranger_frame(["saltern/salt/1", v["tenant"], v["namespace"], scope, scope_id, v["epoch"]])
+        assert hmac.new(bytes.fromhex(v["root"]), message, hashlib.sha256).hexdigest() == v["salt_key"]
+    whole = {(v["project"], v["user"], v["session"], v["scope"]) for v in vectors}
+    assert len({v["salt_key"] for v in vectors}) == len(whole)
+
+
+def from_json(part: Any) -> Any:
+    return bytes.fromhex(part["hex"]) if isinstance(part, dict) else part
+
+
 def test_a_stranger_derives_the_same_block_keys() -> None:
     vectors = load("block_key.json")
     for v in vectors:

@@ -14,7 +14,7 @@ import msgspec
 
 from saltern import wire
 from saltern.errors import ProtocolError, ResourceExhaustedError, SalternError, UnauthenticatedError
-from saltern.keys import BlockHash, BlockKeyDeriver, RootSecret, SaltKey, SaltScope, derive_salt_key, frame
+from saltern.keys import BlockHash, BlockKeyDeriver, Narrowing, RootSecret, SaltKey, SaltScope, derive_salt_key, frame
 from saltern.names import NamespaceId, TenantId
 
 FOLDER = Path(__file__).parent
@@ -80,6 +80,50 @@ def salt_key_vectors() -> list[dict[str, Any]]:
         }
         for tenant, namespace, scope, scope_id, epoch in cases
     ]
+
+
+def narrowing_vectors() -> list[dict[str, Any]]:
+    """What is named, and the scope, its id (bytes as ``{"hex": ...}``) and the salt key that this comes to."""
+    cases = [
+        (SaltScope.TENANT, Narrowing()),
+        (SaltScope.NAMESPACE, Narrowing()),
+        (SaltScope.TENANT, Narrowing(project="p-1")),
+        (SaltScope.PROJECT, Narrowing(project="p-1")),
+        (SaltScope.TENANT, Narrowing(user="user@example.org")),
+        (SaltScope.TENANT, Narrowing(session="s-1")),
+        (SaltScope.TENANT, Narrowing(project="p-1", user="user@example.org")),
+        (SaltScope.TENANT, Narrowing(project="p-1", session="s-1")),
+        (SaltScope.TENANT, Narrowing(user="user@example.org", session="s-1")),
+        (SaltScope.SESSION, Narrowing(project="p-1", user="user@example.org", session="s-1")),
+        (SaltScope.TENANT, Narrowing(project="user", user="project")),
+    ]
+    vectors = []
+    for widest, named in cases:
+        scope, scope_id = named.of_scope(widest)
+        salt_key = derive_salt_key(
+            ROOT,
+            tenant=TenantId("acme"),
+            namespace=NamespaceId("chat"),
+            scope=scope,
+            scope_id=scope_id,
+            epoch=3,
+        )
+        vectors.append(
+            {
+                "root": ROOT.hex(),
+                "tenant": "acme",
+                "namespace": "chat",
+                "widest": widest.value,
+                "project": named.project,
+                "user": named.user,
+                "session": named.session,
+                "epoch": 3,
+                "scope": scope.value,
+                "scope_id": {"hex": scope_id.hex()} if isinstance(scope_id, bytes) else scope_id,
+                "salt_key": salt_key.hex(),
+            }
+        )
+    return vectors
 
 
 def block_key_vectors() -> list[dict[str, Any]]:
@@ -166,6 +210,7 @@ def _vector(name: str, head: bytes, body: msgspec.Struct, payload: bytes) -> dic
 FILES = {
     "frame.json": frame_vectors,
     "salt_key.json": salt_key_vectors,
+    "narrowing.json": narrowing_vectors,
     "block_key.json": block_key_vectors,
     "wire_v1.json": wire_vectors,
 }

@@ -97,7 +97,9 @@ async def test_i11_no_secret_is_in_any_export_log_or_error(postgres: Any, tmp_pa
             writer_key = await control.add_api_key(credentials_pb2.ROLE_WRITER, "acme", "writer")
             admin_token = (await control.exchange(admin_key)).access_token
             writer_token = (await control.exchange(writer_key)).access_token
-            node_session = await control.exchange(writer_key, "chat")
+            await control.rotate_salt("acme")
+            node_session = await control.exchange(writer_key, "chat", project_id="p-1", user_id="ann")
+            assert len(node_session.salt_keys) == 2
 
             texts = {
                 "bootstrap token": bootstrap_token,
