@@ -159,8 +159,8 @@ class Chain:
         results: dict[int, PutResult] = {}
         try:
             for attempt in range(_ATTEMPTS):
-                view = self._view_for_put(deadline)
                 pending = [position for position in payloads if position not in results]
+                view = self._view_for_put(pending, deadline)
                 stale = self._put(view, pending, payloads, results, deadline)
                 if not (stale and attempt == 0 and self._router.newer(view.grant, deadline)):
                     break
@@ -244,11 +244,12 @@ class Chain:
             return view
         return self._look(deadline.share(_PART_WITH_ANOTHER))
 
-    def _view_for_put(self, deadline: Deadline) -> _View:
-        view = self._view
-        if view is not None:
-            grant = self._router.current(deadline)
-            if (grant.epoch, grant.nodes) == (view.grant.epoch, view.grant.nodes):
+    def _view_for_put(self, positions: Sequence[int], deadline: Deadline) -> _View:
+        """What was seen last, if every block is to be sent by that; what is answered for unsent is looked at anew."""
+        grant, view = self._router.current(deadline), self._view
+        if view is not None and (grant.epoch, grant.nodes) == (view.grant.epoch, view.grant.nodes):
+            planned = plan_writes(view.sighting, positions, grant.epoch, view.writable, twice=self._twice(view))
+            if len({position for some in planned.values() for position in some}) == len(positions):
                 return view
         blank = self._blank_view(deadline)
         return blank if blank.is_simple else self._look(deadline.share(_PART_WITH_ANOTHER))
