@@ -33,6 +33,7 @@ from saltern.admin.v1 import (
     policy_pb2_grpc,
     quotas_pb2_grpc,
     salt_policies_pb2_grpc,
+    sharing_groups_pb2_grpc,
     tenants_pb2_grpc,
     tokens_pb2_grpc,
     usage_pb2_grpc,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from saltern.admin.v1.policy_pb2_grpc import PolicyServiceStub
     from saltern.admin.v1.quotas_pb2_grpc import QuotaServiceStub
     from saltern.admin.v1.salt_policies_pb2_grpc import SaltPolicyServiceStub
+    from saltern.admin.v1.sharing_groups_pb2_grpc import SharingGroupServiceStub
     from saltern.admin.v1.tenants_pb2_grpc import TenantServiceStub
     from saltern.admin.v1.tokens_pb2_grpc import TokenServiceStub
     from saltern.admin.v1.usage_pb2_grpc import UsageServiceStub
@@ -249,6 +251,10 @@ class AdminClient:
     @cached_property
     def nodes(self) -> NodesServiceStub:
         return nodes_pb2_grpc.NodesServiceStub(self._channel)
+
+    @cached_property
+    def sharing_groups(self) -> SharingGroupServiceStub:
+        return sharing_groups_pb2_grpc.SharingGroupServiceStub(self._channel)
 
     @cached_property
     def policy(self) -> PolicyServiceStub:

@@ -30,6 +30,7 @@ from saltern.cli.node import node
 from saltern.cli.quota import quota
 from saltern.cli.salt import salt
 from saltern.cli.settings import OUTPUT_JSON, Group, settings_of
+from saltern.cli.share import share
 from saltern.cli.signing import token
 from saltern.cli.tenant import tenant
 from saltern.cli.usage import usage
@@ -69,6 +70,7 @@ for command in (
     namespace,
     quota,
     salt,
+    share,
     key,
     token,
     key_encryption_key,

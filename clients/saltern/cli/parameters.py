@@ -10,7 +10,15 @@ from typing import Any, Final
 import click
 
 from saltern.errors import SalternError
-from saltern.names import NamespaceId, TenantId, parse_identifier, parse_namespace_id, parse_tenant_id
+from saltern.names import (
+    NamespaceId,
+    TenantId,
+    parse_identifier,
+    parse_namespace_id,
+    parse_namespace_name,
+    parse_sharing_group_name,
+    parse_tenant_id,
+)
 from saltern.sizes import parse_size
 
 _DURATION: Final = re.compile(r"([0-9]{1,9})(s|m|h|d)", re.ASCII)
@@ -53,6 +61,30 @@ class NamespaceParameter(_Parsed):
 
     def parse(self, value: str) -> NamespaceId:
         return parse_namespace_id(value)
+
+
+class GroupParameter(_Parsed):
+    """A sharing group, ``owner/group`` or its full name, as its full name."""
+
+    name = "sharing group"
+
+    def parse(self, value: str) -> str:
+        owner, slash, group = value.partition("/")
+        name = value if value.startswith("tenants/") or not slash else f"tenants/{owner}/sharingGroups/{group}"
+        parse_sharing_group_name(name)
+        return name
+
+
+class MemberParameter(_Parsed):
+    """A namespace of any tenant, ``tenant/namespace`` or its full name, as its full name."""
+
+    name = "member"
+
+    def parse(self, value: str) -> str:
+        tenant, slash, namespace = value.partition("/")
+        name = value if value.startswith("tenants/") or not slash else f"tenants/{tenant}/namespaces/{namespace}"
+        parse_namespace_name(name)
+        return name
 
 
 class IdentifierParameter(_Parsed):
@@ -105,6 +137,8 @@ class TextParameter(click.ParamType[str]):
 
 TENANT: Final = TenantParameter()
 NAMESPACE: Final = NamespaceParameter()
+GROUP: Final = GroupParameter()
+MEMBER: Final = MemberParameter()
 API_KEY_ID: Final = IdentifierParameter("API key")
 SIZE: Final = SizeParameter()
 DURATION: Final = DurationParameter()
