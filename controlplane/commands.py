@@ -48,8 +48,8 @@ def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None
     Every option but --ready-file can come from the environment instead: SALTERN_CONTROL_LISTEN,
     SALTERN_CONTROL_METRICS_LISTEN, SALTERN_DATABASE_URL, SALTERN_MIGRATION_DATABASE_URL, SALTERN_STATE_DIR,
     SALTERN_KMS_ENDPOINT, SALTERN_CONTROL_TLS_CERT, SALTERN_CONTROL_TLS_KEY, SALTERN_CONTROL_TLS_CLIENT_CA,
-    SALTERN_ALLOW_PLAINTEXT, SALTERN_SIGNING_KEY_MAX_AGE_S (in seconds). A URL with a password in it should: everybody on the host can read a
-    command line.
+    SALTERN_ALLOW_PLAINTEXT, SALTERN_SIGNING_KEY_MAX_AGE_S (in seconds). A URL with a password in it should: everybody
+    on the host can read a command line.
     """
     from controlplane.log import configure_logging
     from controlplane.server import serve
@@ -67,7 +67,7 @@ def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None
 @click.option("--database-url", metavar="URL", help="PostgreSQL, as the application's role.")
 @click.option("--state-dir", type=_PATH, help="Folder with the file of key-encryption keys.")
 @click.option("--kms-endpoint", metavar="unix:///PATH", help="Socket of a KMS v2 plug-in.")
-@click.option("--rotate", is_flag=True, help="First begin to use the key that was appended, or a new one of the service.")
+@click.option("--rotate", is_flag=True, help="First begin to use a key that was appended, or a new one of the KMS.")
 def serve_rewrap(*, rotate: bool, **given: object) -> None:
     """Wrap every secret of a database under the newest key-encryption key; ends with a count of what each key has.
 

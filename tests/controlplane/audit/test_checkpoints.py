@@ -15,7 +15,7 @@ from sqlalchemy import URL, text
 from structlog.testing import capture_logs
 
 from controlplane.audit import record
-from controlplane.audit.checkpoint_keys import CheckpointKey, load_checkpoint_key
+from controlplane.audit.checkpoint_keys import CheckpointKey, CheckpointKeys, load_checkpoint_key, rotate_checkpoint_key
 from controlplane.audit.checkpoint_sinks import FolderSink
 from controlplane.audit.checkpoints import CheckpointWriter
 from controlplane.db import Database, TenantScope, connect
@@ -219,3 +219,24 @@ async def public_keys(control: Control) -> dict[str, Ed25519PublicKey]:
         audit_pb2.ListCheckpointKeysRequest(), metadata=await control.bearer(control.admin_key)
     )
     return {key.key_id: Ed25519PublicKey.from_public_bytes(key.public_key) for key in response.checkpoint_keys}
+
+
+async def test_i11_after_a_rotation_of_the_key_every_chain_is_signed_anew_and_goes_on(world: World) -> None:
+    keys = CheckpointKeys(world.database, KEK, await load_checkpoint_key(world.database, KEK, world.clock))
+    writer = CheckpointWriter(world.database, keys.current, FolderSink(world.folder), world.clock)
+    await world.act("acme", 2)
+    await world.act("globex")
+    await writer.sign_moved()
+    async with world.database.transaction() as session:
+        row = await rotate_checkpoint_key(session, KEK, world.clock())
+    await world.act("acme")
+
+    signed = {one.chain: (one.head.sequence, one.key_id) for one in await writer.sign_moved()}
+    assert signed == {"acme": (3, row.id), "globex": (1, row.id)}
+    assert await writer.sign_moved() == []
+    first, second = world.checkpoints("globex")
+    assert second.previous == first.digest and first.key_id != second.key_id
+    # Another control plane that has known the old key only, and one that starts.
+    other = CheckpointWriter(world.database, keys.current, FolderSink(world.folder), world.clock)
+    assert await other.sign_moved() == []
+    assert (await load_checkpoint_key(world.database, KEK, world.clock)).id == row.id

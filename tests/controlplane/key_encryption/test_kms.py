@@ -1,4 +1,4 @@
-"""A key management service in a process of its own: what it seals opens with it alone; what happens while it is away."""
+"""A key management service in a process of its own: what it seals opens with it alone; and what holds without it."""
 
 from __future__ import annotations
 
@@ -92,9 +92,7 @@ async def test_from_a_file_to_the_service_and_on_without_the_file(
     assert a.ring.wraps_with == sealed and await world.counts() == {sealed: 7}
     assert (await world.key(first)).retire_time is not None
     async with world.database.transaction() as session:  # as the administrator's call does
-        await session.execute(
-            text("UPDATE key_encryption_keys SET remove_time = now() WHERE id = :id"), {"id": first}
-        )
+        await session.execute(text("UPDATE key_encryption_keys SET remove_time = now() WHERE id = :id"), {"id": first})
     (world.folder / "a" / "key-encryption-key").unlink()
 
     a, _ = await world.plane("a", kms)
@@ -106,7 +104,7 @@ async def test_from_a_file_to_the_service_and_on_without_the_file(
 
 
 async def test_a_sealed_key_in_the_row_of_another_does_not_pass_for_it(world: World, kms: KmsClient) -> None:
-    a, keep_a = await world.plane("a", kms)
+    a, _ = await world.plane("a", kms)
     assert not (world.folder / "a" / "key-encryption-key").exists()
     await world.publish(a)
     async with world.database.transaction() as session:

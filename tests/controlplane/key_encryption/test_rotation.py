@@ -151,9 +151,7 @@ async def test_i7_killed_at_any_moment_two_control_planes_finish_under_load(worl
 
     def start(name: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tests.support.wrapping_process", str(world.folder / name), "3"]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={"SALTERN_DATABASE_URL": world.url}
-        )
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={"SALTERN_DATABASE_URL": world.url})
 
     def run_and_kill(name: str, lines: int) -> None:
         with start(name) as process:
@@ -165,9 +163,7 @@ async def test_i7_killed_at_any_moment_two_control_planes_finish_under_load(worl
     await _forget_holders(world)
     while (await world.counts()).get(old, 0) and kills < 40:
         # Whatever lines it prints, the kill comes somewhere in the middle of the next batch.
-        killing = asyncio.gather(
-            *(asyncio.to_thread(run_and_kill, name, chance.randint(2, 6)) for name in ("a", "b"))
-        )
+        killing = asyncio.gather(*(asyncio.to_thread(run_and_kill, name, chance.randint(2, 6)) for name in ("a", "b")))
         roots |= await world.add_tenants(await _ring_of(world), 2)
         await killing
         kills += 2
