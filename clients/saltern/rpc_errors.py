@@ -164,7 +164,13 @@ def _foreign_error(code: int, message: str, endpoint: str) -> SalternError:
             metadata=metadata,
         )
     if code == grpc.StatusCode.CANCELLED.value[0]:
-        return InternalError("the call was cancelled", reason="CANCELLED", metadata=metadata)
+        # Nobody here cancels a call and asks how it went: a server that drains ends so what came at the last moment.
+        return UnavailableError(
+            f"{target} ended the call before it was answered",
+            reason="CANCELLED",
+            hint="send it again, with the same request_id; what is sent twice is then done once",
+            metadata=metadata,
+        )
     return error_from_status(code, message or f"{target} failed without saying why", metadata=metadata)
 
 

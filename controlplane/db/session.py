@@ -25,7 +25,8 @@ _CONNECT_TIMEOUT_S = 5
 _POOL_TIMEOUT_S = 5
 _STATEMENT_TIMEOUT_MS = 10_000
 _LOCK_TIMEOUT_MS = 5_000
-_IDLE_IN_TRANSACTION_TIMEOUT_MS = 30_000
+#: A control plane that was paused, or cut off, in the middle of a transaction keeps others from its rows for so long.
+_IDLE_IN_TRANSACTION_TIMEOUT_MS = 10_000
 #: A server that has vanished without a word is noticed within seconds, also by the check of a pooled connection before
 #: its use; libpq would wait for TCP, a quarter of an hour. Nothing of it matters on a unix socket.
 _VANISHED_SERVER: Final = {
