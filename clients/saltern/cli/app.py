@@ -75,6 +75,7 @@ for command in (
     token,
     key_encryption_key,
     usage,
+    DeferredCommand("top", "saltern.cli.top:top", "Watch who uses the cache now, and how."),
     node,
     audit,
     DeferredCommand("doctor", "saltern.cli.doctor:doctor", "Check everything between here and the cache."),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from saltern.cli.charts import sparkline
 from saltern.cli.render import Table, bar, enum_word, local_time, ratio_text
 from saltern.cli.settings import Settings
 from saltern.sizes import format_size
 
 if TYPE_CHECKING:
-    from saltern.admin.v1.usage_pb2 import Usage
+    from saltern.admin.v1.usage_pb2 import Usage, UsageRecord
 
 #: Causes of evictions that the tenant's own puts and limit are behind.
 _OWN: Final = ("own-limit", "own-put", "soft-mark")
@@ -50,6 +51,32 @@ def print_usages(settings: Settings, usages: list[Usage]) -> None:
     if usages:
         click.echo()
         happened.print(settings)
+
+
+def print_day(hours: Sequence[UsageRecord | None]) -> None:
+    """The last 24 hours as lines of small bars, the present hour last; nothing where nothing was used."""
+    found = [record for record in hours if record is not None]
+    if not found:
+        return
+    hits, misses = sum(record.hits for record in found), sum(record.misses for record in found)
+    tokens = [None if record is None else record.tokens_saved for record in hours]
+    rates = [record and _rate(record) for record in hours]
+    held = [None if record is None else int(record.dram_byte_seconds or 0) / 3600 for record in hours]
+    refused = [None if record is None else record.puts_refused for record in hours]
+    lines = (
+        ("tokens saved", sparkline(tokens), f"{sum(record.tokens_saved for record in found):,} in 24 h"),
+        ("hit rate", sparkline(rates, top=1.0), f"{ratio_text(hits, hits + misses)} in 24 h"),
+        ("DRAM held", sparkline(held), f"{format_size(round(max(value or 0 for value in held)))} at most, hour's mean"),
+        ("puts refused", sparkline(refused), f"{sum(record.puts_refused for record in found):,} in 24 h"),
+    )
+    click.echo()
+    for name, bars, words in lines:
+        click.echo(f"{name:<12}  {bars}  {words}")
+
+
+def _rate(record: UsageRecord) -> float | None:
+    asked = record.hits + record.misses
+    return record.hits / asked if asked else None
 
 
 def print_reasons(settings: Settings, item: Usage) -> None:
