@@ -27,7 +27,7 @@ class Adopted:
     Attributes:
         entries, size_bytes: taken over, and there now.
         purged_entries: not taken over, because the policy does not name their partition any more (I12).
-        evicted_entries: taken over and evicted at once, because the tenant's limit is lower than it was (I4).
+        evicted_entries: taken over and evicted at once, because a limit is lower than it was (I4).
     """
 
     entries: int
@@ -86,6 +86,7 @@ def adopt_snapshot(pool: Pool, policy: NodePolicy, eviction: Eviction, snapshot:
             for entry in part.entries:
                 pool.layout.add(entry)
     for part in restored:
+        evicted_entries += sum(map(pool.evict_namespace_down, part.owner.namespaces.values()))
         evicted_entries += pool.evict_down_to_limit(part.owner)
         pool.changed(part.owner)
     return Adopted(
@@ -186,6 +187,7 @@ def _attach(pool: Pool, part: _Restored, rules: TenantPolicy, *, is_same_order: 
     adopt, account = owner.order.adopt, owner.account
     for entry in part.entries:
         adopt(entry)
+        entry.index.namespace.used_bytes += entry.extent_bytes
         if account is not None:
             account.stored(entry.key, entry.extent_bytes)
     owner.budget.adopt(

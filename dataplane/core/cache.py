@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from typing import Final
 
 from dataplane.core import refusals
-from dataplane.core.admission import check_partition, epoch_not_available, namespace_not_available
+from dataplane.core.admission import check_partition, namespace_not_available
 from dataplane.core.adoption import Adopted, adopt_snapshot
 from dataplane.core.compaction import Relocate
 from dataplane.core.entry import Entry, Pin, Promotion, PutRefused, PutTicket
@@ -33,6 +33,7 @@ from dataplane.core.loans import pin_loans
 from dataplane.core.partition import Partition
 from dataplane.core.policy_in_force import PolicyInForce
 from dataplane.core.pool import Pool
+from dataplane.core.prechecks import limit_was_lowered, precheck
 from dataplane.core.promotion import promote_end, promote_start
 from dataplane.core.reading import pin_entries, unpin_entries
 from dataplane.core.reaping import POLICY_SLICE_BYTES, work_off
@@ -111,7 +112,7 @@ class CacheCore:
     @property
     def has_arrears(self) -> bool:
         """Whether a policy has left something for :meth:`work_off`."""
-        return bool(self._pool.purged or self._pool.above_limit)
+        return bool(self._pool.purged or self._pool.above_limit or self._pool.namespaces_above)
 
     def work_off(self, now_ns: int, budget_bytes: int) -> None:
         """Do some of what a policy has left to do, about ``budget_bytes`` of it; call it between requests.
@@ -147,7 +148,7 @@ class CacheCore:
         Returns:
             A ticket to write the bytes with; or, with nothing evicted (I6), a refusal carrying AlreadyExistsError,
             UnavailableError (WRITE_IN_PROGRESS), EntryTooLargeError, ResourceExhaustedError (QUOTA_EXCEEDED,
-            NODE_FULL, TRANSFERS_FULL), InvalidArgumentError or PermissionDeniedError.
+            NAMESPACE_LIMIT, NODE_FULL, TRANSFERS_FULL), InvalidArgumentError or PermissionDeniedError.
         """
         if now_ns >= self._policies.stops_ns:
             self._policies.freeze()
@@ -157,7 +158,8 @@ class CacheCore:
         if key in index.entries or (self._ssd is not None and self._ssd.outdate(partition, key)):
             return refusals.ALREADY_EXISTS
         extent_bytes = round_up(size_bytes)
-        admitted = self._precheck(index, key, size_bytes, extent_bytes) or self._pool.admit(
+        is_frozen = self._policies.is_frozen
+        admitted = precheck(self._pool, index, key, size_bytes, extent_bytes, is_frozen=is_frozen) or self._pool.admit(
             index, key, size_bytes, extent_bytes, now_ns
         )
         if isinstance(admitted, PutRefused):
@@ -172,7 +174,7 @@ class CacheCore:
             checksum: XXH3-64 over the bytes in the arena.
 
         Returns:
-            None, or a refusal if the policy changed since ``put_start``: the partition is closed, or the limit was
+            None, or a refusal if the policy changed since ``put_start``: the partition is closed, or a limit was
             lowered and this entry no longer fits. The memory is then free again.
 
         Raises:
@@ -180,11 +182,10 @@ class CacheCore:
         """
         entry = ticket.close()
         index = entry.index
-        budget = index.owner.budget
         if self._open.get(index.partition) is not index:
             refused = self._refuse_closed(index.partition)
-        elif budget.used_bytes > budget.limit_bytes:
-            refused = refusals.quota_exceeded(index.owner, entry.size_bytes)
+        elif not index.is_within_limits:
+            refused = limit_was_lowered(index, entry.size_bytes)
             index.owner.counters.refused(refused.error.reason)
         else:
             self._pool.publish(entry, checksum, now_ns)
@@ -219,9 +220,9 @@ class CacheCore:
         peers = self._policies.peers(partition, now_ns)
         pins = pin_entries(self._pool, index, keys, now_ns, counts_misses=counts_misses and not peers)
         if peers:
-            pin_loans(self._pool, index.owner, [self._open_index(peer) for peer in peers], keys, pins)
+            pin_loans(self._pool, index, [self._open_index(peer) for peer in peers], keys, pins)
             if counts_misses:
-                index.owner.counters.get_misses += pins.count(None)
+                self.count_misses(partition, pins.count(None))
         return pins
 
     def sources(self, partition: Partition, now_ns: int) -> tuple[Partition, ...]:
@@ -236,6 +237,9 @@ class CacheCore:
         owner = self._pool.tenants.get(partition.tenant)
         if owner is not None:
             owner.counters.get_misses += misses
+            namespace = owner.namespaces.get(partition.namespace_uid)
+            if namespace is not None:
+                namespace.get_misses += misses
 
     def get_end(self, pins: Iterable[Pin | None]) -> None:
         """Give pins back, in any order and any grouping; None is skipped.
@@ -402,7 +406,7 @@ class CacheCore:
 
         Of ``tenants`` those that are not known, or not any more, are left out.
         """
-        return node_usage(self._pool, self._ssd, self.policy.version, self.tenants() if tenants is None else tenants)
+        return node_usage(self._pool, self._ssd, self.policy, self.tenants() if tenants is None else tenants)
 
     def check_invariants(self) -> None:
         """Recompute every book from what is there and assert that all agree (I4, I7, I8); for tests and simulators."""
@@ -417,26 +421,6 @@ class CacheCore:
         index = self._open.get(partition) or self._policies.open_index(partition)
         assert index is not None, "I2: a peer that the policy does not open"
         return index
-
-    def _precheck(self, index: PartitionIndex, key: BlockKey, size_bytes: int, extent_bytes: int) -> PutRefused | None:
-        """Everything that refuses a put whatever could be evicted (I6)."""
-        if key in index.writing:
-            return refusals.WRITE_IN_PROGRESS
-        if not index.is_writable:
-            return PutRefused(epoch_not_available(index.partition.epoch))
-        if size_bytes < 1:
-            return refusals.empty_entry(size_bytes)
-        owner = index.owner
-        if size_bytes > index.block_bytes:
-            return refusals.entry_too_large(owner, size_bytes, index.block_bytes, "the namespace's block size")
-        if extent_bytes > owner.budget.limit_bytes:
-            if self._policies.is_frozen:
-                return refusals.lease_expired(owner, size_bytes)
-            return refusals.entry_too_large(owner, size_bytes, owner.budget.limit_bytes, "the tenant's limit")
-        capacity_bytes = self._pool.extents.capacity_bytes
-        if extent_bytes > capacity_bytes:
-            return refusals.entry_too_large(owner, size_bytes, capacity_bytes, "the node's capacity")
-        return None
 
     def _refuse_closed(self, partition: Partition) -> PutRefused:
         error = check_partition(self.policy, partition) or namespace_not_available(partition.namespace)

@@ -8,7 +8,7 @@ from dataplane.core.entry import Entry, EntryState
 from dataplane.core.extents import Extents, round_up
 from dataplane.core.pool import Pool
 from dataplane.core.soft_mark import next_trimmed
-from dataplane.core.tenant_cache import TenantCache
+from dataplane.core.tenant_cache import NO_LIMIT_BYTES, NamespaceBooks, TenantCache
 from saltern.names import TenantId
 
 _THERE: Final = (EntryState.READABLE, EntryState.ADOPTED)
@@ -27,6 +27,10 @@ def check_invariants(pool: Pool) -> None:
         assert owner.account is not None or budget.protected_bytes == budget.reserved_bytes, "I5: strict is all of it"
         assert owner in pool.above_mark or next_trimmed(owner) is None, "a tenant above its soft mark is not noted"
     assert pool.above_limit.keys() <= set(pool.tenants.values()), "a tenant is to be shrunk that is gone"
+    there = {namespace for owner in pool.tenants.values() for namespace in owner.namespaces.values()}
+    assert pool.namespaces_above.keys() | pool.namespaces_held.keys() <= there, (
+        "a namespace is to be shrunk that is gone"
+    )
     assert all(pool.tenants.get(index.owner.tenant) is index.owner for index in pool.purged if index.entries), (
         "I8: lost"
     )
@@ -78,7 +82,28 @@ def _check_tenant(tenant: TenantId, owner: TenantCache, pool: Pool) -> list[Entr
     # After a limit was lowered, only transfers in progress may still be above it, and what is known to be leaving (I4).
     is_leaving = owner in pool.above_limit or bool(purged)
     assert budget.used_bytes <= budget.limit_bytes or budget.evictable_bytes == 0 or is_leaving, "I4: above the limit"
+    _check_namespaces(owner, pool, readable, [*readable, *writing, *orphans])
     return readable + writing
+
+
+def _check_namespaces(owner: TenantCache, pool: Pool, ordered: list[Entry], entries: list[Entry]) -> None:
+    """The books of namespaces against their entries (I4, I8); ``ordered`` are those in the order of eviction."""
+    of_namespace: dict[NamespaceBooks, list[Entry]] = {namespace: [] for namespace in owner.namespaces.values()}
+    for entry in entries:
+        assert entry.index.namespace in of_namespace, "I12: an entry of a namespace that is forgotten"
+        of_namespace[entry.index.namespace].append(entry)
+    for uid, namespace in owner.namespaces.items():
+        mine = of_namespace[namespace]
+        assert namespace.owner is owner and all(entry.index.partition.namespace_uid == uid for entry in mine), "I2"
+        assert namespace.used_bytes == sum(entry.extent_bytes for entry in mine), "I8: used by a namespace"
+        assert namespace.order is not None or namespace.limit_bytes == NO_LIMIT_BYTES, "a limit without an order"
+        if namespace.order is not None:
+            own = list(namespace.order)
+            assert len(own) == len(set(own)), "the order of a namespace holds an entry twice"
+            assert set(own) == {entry for entry in ordered if entry.index.namespace is namespace}, "an order lost one"
+        if namespace.is_above_limit and namespace not in pool.namespaces_above:
+            assert namespace in pool.namespaces_held, "I4: a namespace above its limit is forgotten"
+            assert all(entry.pins for entry in ordered if entry.index.namespace is namespace), "I4: and could evict"
 
 
 def _check_arena(entries: list[Entry], extents: Extents) -> None:

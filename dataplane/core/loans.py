@@ -71,14 +71,14 @@ class Loans:
 
 def pin_loans(
     pool: Pool,
-    reader: TenantCache,
+    reader: PartitionIndex,
     peers: Sequence[PartitionIndex],
     keys: Sequence[BlockKey],
     pins: list[Pin | None],
 ) -> None:
     """Fill in ``pins`` what the reader itself lacks and a peer has; the hits are the reader's."""
     missing = [position for position, pin in enumerate(pins) if pin is None]
-    counters = reader.counters
+    counters = reader.owner.counters
     for peer in peers:
         owner, still = peer.owner, []
         for position in missing:
@@ -96,6 +96,7 @@ def pin_loans(
             entry.pins += 1
             pins[position] = Pin(entry.offset, entry.size_bytes, entry.checksum, entry, is_loan=True)
             counters.get_hits += 1
+            reader.namespace.get_hits += 1
             counters.hit_tokens += peer.block_tokens
             counters.get_bytes += entry.size_bytes
             counters.peer_hits += 1

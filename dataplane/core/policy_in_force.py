@@ -18,8 +18,9 @@ from dataplane.core.partition import Partition
 from dataplane.core.pool import Pool
 from dataplane.core.reaping import work_off
 from dataplane.core.reservations import Reservations
+from dataplane.core.split_order import SplitOrder
 from dataplane.core.ssd_tier import SsdTier
-from dataplane.core.tenant_cache import PartitionIndex, TenantCache
+from dataplane.core.tenant_cache import NO_LIMIT_BYTES, PartitionIndex, TenantCache
 from dataplane.core.usage import PolicyApplied
 from saltern.errors import FailedPreconditionError
 from saltern.names import TenantId
@@ -84,12 +85,12 @@ class PolicyInForce:
 
     @property
     def settled_version(self) -> int:
-        """The newest policy that was in force with no tenant above its limits, on either tier (I4)."""
+        """The newest policy that was in force with nobody above a limit, on either tier (I4)."""
         if self._settled_version != self.policy.version:
             self._above = {
                 owner
                 for owner in (self._pool.tenants.values() if self._above is None else self._above)
-                if owner.budget.used_bytes > owner.budget.limit_bytes
+                if owner.is_above_a_limit
             }
             if not self._above and (self._ssd is None or self._ssd.is_within_limits):
                 self._settled_version = self.policy.version
@@ -104,11 +105,12 @@ class PolicyInForce:
             self._set_quotas()
 
     def _set_quotas(self) -> None:
-        """Limits of the policy, or of what is there, without a word about namespaces."""
+        """Limits of the policy, or of what is there; which namespaces there are stays."""
         self._above = None
         for tenant, rules in self.policy.tenants.items():
             owner = self._pool.tenants[tenant]
             self._set_quota(owner, rules.tiers.get(Tier.DRAM, _NO_QUOTA))
+            self._set_namespace_limits(owner, rules)
             self._pool.changed(owner)
         self._pool.held.set_reserved(
             sum(self._pool.tenants[tenant].budget.reserved_bytes for tenant in self.policy.tenants)
@@ -122,6 +124,39 @@ class PolicyInForce:
             owner.set_quota(without_growth(quota, owner.budget.used_bytes))
         else:
             owner.set_quota(quota, self._soft_mark_percent)
+
+    def _set_namespace_limits(self, owner: TenantCache, rules: TenantPolicy) -> None:
+        """Limits of the namespaces that have one, or had one (I4); a tenant without any costs one look at each."""
+        for rule in rules.namespaces.values():
+            limit_bytes = rule.tier_limits.get(Tier.DRAM)
+            namespace = owner.namespaces.get(rule.uid)
+            if limit_bytes is None:
+                if namespace is not None and namespace.limit_bytes != NO_LIMIT_BYTES:
+                    namespace.limit_bytes = NO_LIMIT_BYTES
+                    self._pool.forget_limit(namespace)
+                continue
+            namespace = owner.namespace(rule.uid)
+            namespace.limit_bytes = min(limit_bytes, namespace.used_bytes) if self.is_frozen else limit_bytes
+            if namespace.order is None:
+                if not isinstance(owner.order, SplitOrder):
+                    owner.order = SplitOrder(owner.order)
+                owner.order.split(namespace, new_order(self._eviction))
+            self._pool.forget_limit(namespace)
+            if namespace.is_above_limit:
+                self._pool.namespaces_above[namespace] = None
+
+    def _forget_namespaces(self, owner: TenantCache, rules: TenantPolicy) -> None:
+        """Books of namespaces that are gone stay only as long as bytes are charged to them (I8)."""
+        named = {rule.uid for rule in rules.namespaces.values()}
+        for uid, namespace in list(owner.namespaces.items()):
+            if uid in named:
+                continue
+            namespace.limit_bytes = NO_LIMIT_BYTES
+            self._pool.forget_limit(namespace)
+            if not namespace.used_bytes:
+                del owner.namespaces[uid]
+                if isinstance(owner.order, SplitOrder):
+                    owner.order.forget(namespace)
 
     def recheck_limits(self) -> None:
         """Entries came from elsewhere than a put: anybody may be above a limit."""
@@ -184,6 +219,8 @@ class PolicyInForce:
             self._set_quota(owner, rules.tiers.get(Tier.DRAM, _NO_QUOTA))
             self._suspect(owner)
             purged_entries += self._apply_namespaces(owner, rules)
+            self._forget_namespaces(owner, rules)
+            self._set_namespace_limits(owner, rules)
             if owner.budget.used_bytes > owner.budget.limit_bytes:
                 pool.above_limit[owner] = None
             else:

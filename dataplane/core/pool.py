@@ -6,7 +6,7 @@ memory, books and indexes in step, so that the invariants hold between any two c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from dataplane.core import refusals
@@ -19,9 +19,9 @@ from dataplane.core.layout import Layout
 from dataplane.core.loans import Loans
 from dataplane.core.partition import Partition
 from dataplane.core.reaping import reap_for
-from dataplane.core.tenant_cache import PartitionIndex, TenantCache
+from dataplane.core.tenant_cache import NamespaceBooks, PartitionIndex, TenantCache
 from dataplane.core.usage import EvictionCause
-from dataplane.core.victims import choose_room
+from dataplane.core.victims import choose_room, coldest
 from saltern.keys import BlockKey
 from saltern.names import TenantId
 
@@ -41,6 +41,9 @@ class Pool:
         above_mark: every tenant above its soft mark, and perhaps some that no longer are.
         purged: partitions that are gone and whose memory is yet to be freed; it stays charged until it is (I8).
         above_limit: tenants whose limit was lowered below what they use, while they have something to evict (I4).
+        namespaces_above: the same of namespaces.
+        namespaces_held: namespaces above a lowered limit with nothing to evict, and perhaps some that no longer are:
+            transfers hold what is too much, and more leaves as each of them ends.
         detached: unreachable entries whose memory is still being read or written.
         last_ns: the latest time that a touch has had.
         demote: told of every entry that is evicted, while its bytes are still there; it must take them before it
@@ -60,6 +63,8 @@ class Pool:
         self.above_mark: Final[dict[TenantCache, None]] = {}
         self.purged: Final[dict[PartitionIndex, None]] = {}
         self.above_limit: Final[dict[TenantCache, None]] = {}
+        self.namespaces_above: Final[dict[NamespaceBooks, None]] = {}
+        self.namespaces_held: Final[dict[NamespaceBooks, None]] = {}
         self.detached: Final[dict[Entry, None]] = {}
         self._lengths: dict[int, int] = {}
         self.last_ns = 0
@@ -95,33 +100,50 @@ class Pool:
     ) -> Entry | PutRefused:
         """Charge an entry and set its memory aside (I4), evicting and moving what must; or refuse and do neither (I6).
 
-        The entry is not larger than the limit and the arena: the caller has checked.
+        The entry is not larger than the limits and the arena: the caller has checked.
         """
-        owner = index.owner
+        owner, namespace = index.owner, index.namespace
         budget = owner.budget
         offset = None
         if budget.held_bytes + extent_bytes > budget.reserved_bytes and not self.held.may_hold(owner, extent_bytes):
             return refusals.transfers_full(owner, size_bytes)
-        if budget.used_bytes + extent_bytes <= budget.limit_bytes:
+        excess_bytes = budget.used_bytes + extent_bytes - budget.limit_bytes
+        own_excess_bytes = namespace.used_bytes + extent_bytes - namespace.limit_bytes
+        if excess_bytes <= 0 and own_excess_bytes <= 0:
             offset = self.extents.allocate(extent_bytes)
         if offset is None and self.purged:
-            offset = reap_for(self, owner, extent_bytes)
+            offset = reap_for(self, index, extent_bytes)
+            excess_bytes = budget.used_bytes + extent_bytes - budget.limit_bytes
+            own_excess_bytes = namespace.used_bytes + extent_bytes - namespace.limit_bytes
         if offset is None:
             if owner in self.above_limit:
                 return refusals.limit_lowered(owner, size_bytes)
-            if budget.used_bytes + extent_bytes - budget.limit_bytes > budget.evictable_bytes:
+            if namespace in self.namespaces_above:
+                return refusals.namespace_limit_lowered(index, size_bytes)
+            if excess_bytes > budget.evictable_bytes:
                 return refusals.quota_exceeded(owner, size_bytes)
+            leaving = coldest(namespace, own_excess_bytes) if own_excess_bytes > 0 else []
+            if leaving is None:
+                return refusals.namespace_limit(index, size_bytes)
             room = choose_room(
-                self.extents, owner, self.borrowers, extent_bytes, self.advance(now_ns), layout=self.layout
+                self.extents,
+                owner,
+                self.borrowers,
+                extent_bytes,
+                self.advance(now_ns),
+                layout=self.layout,
+                leaving=leaving,
             )
             if room is None:
                 return refusals.node_full(owner, size_bytes, self.extents.free_bytes)
-            self._make_room(owner, room.victims, budget.used_bytes + extent_bytes - budget.limit_bytes)
+            self._make_room(owner, room.victims, excess_bytes, len(leaving))
             if room.moves:
                 self._move(room.moves)
             offset = self.extents.allocate(extent_bytes)
             assert offset is not None, "victims and moves were chosen to make one free extent"
         budget.begin(size_bytes, extent_bytes)
+        namespace.used_bytes += extent_bytes
+        assert namespace.used_bytes <= namespace.limit_bytes, "I4: charged past the namespace's limit"
         self.changed(owner)
         size_bytes, extent_bytes = self._share(size_bytes), self._share(extent_bytes)
         entry = index.writing[key] = Entry(key, index, offset, size_bytes, extent_bytes)
@@ -162,6 +184,7 @@ class Pool:
             self.layout.remove(entry)
         self.extents.free(entry.offset, entry.extent_bytes)
         owner.budget.abort(entry.size_bytes, entry.extent_bytes)
+        entry.index.namespace.used_bytes -= entry.extent_bytes
         self.changed(owner)
         self.forget_if_empty(owner)
 
@@ -180,6 +203,8 @@ class Pool:
             self._free(entry)
         elif owner.budget.used_bytes > owner.budget.limit_bytes and owner.in_policy and owner not in self.above_limit:
             self.evict_down_to_limit(owner)
+        elif self.namespaces_held and entry.index.namespace in self.namespaces_held:
+            self.evict_namespace_down(entry.index.namespace)
 
     def remove(self, entry: Entry) -> None:
         """Make a readable entry unreachable; its memory is free now, or when its last reader ends (I7)."""
@@ -207,21 +232,37 @@ class Pool:
         """
         self.above_limit.pop(owner, None)
         excess_bytes = owner.budget.used_bytes - owner.budget.limit_bytes
-        victims = []
-        for entry in owner.order if excess_bytes > 0 else ():
+        victims, goes_on = self._coldest_within(owner.order, excess_bytes, work_max)
+        evicted = sum(self.evict(entry, EvictionCause.QUOTA) for entry in victims)
+        if goes_on:
+            self.above_limit[owner] = None
+        return evicted
+
+    def evict_namespace_down(self, namespace: NamespaceBooks, work_max: int = 2**62) -> int:
+        """The same for the limit of a namespace, which has an order of its own since it has one."""
+        self.namespaces_above.pop(namespace, None)
+        self.namespaces_held.pop(namespace, None)
+        excess_bytes = namespace.used_bytes - namespace.limit_bytes
+        victims, goes_on = self._coldest_within(namespace.order or (), excess_bytes, work_max)
+        evicted = sum(self.evict(entry, EvictionCause.NAMESPACE_LIMIT) for entry in victims)
+        if goes_on:
+            self.namespaces_above[namespace] = None
+        elif namespace.is_above_limit:
+            self.namespaces_held[namespace] = None
+        return evicted
+
+    def _coldest_within(self, order: Iterable[Entry], excess_bytes: int, work_max: int) -> tuple[list[Entry], bool]:
+        """The coldest entries that nobody holds, of ``excess_bytes`` or of ``work_max``; whether more must follow."""
+        victims: list[Entry] = []
+        for entry in order if excess_bytes > 0 else ():
             if entry.pins:
                 continue
             if excess_bytes <= 0 or work_max <= 0:
-                break
+                return victims, excess_bytes > 0
             victims.append(entry)
             excess_bytes -= entry.extent_bytes
             work_max -= self.eviction_work(entry)
-        else:
-            excess_bytes = 0  # what is left is held, and follows when its transfers end
-        evicted = sum(self.evict(entry, EvictionCause.QUOTA) for entry in victims)
-        if excess_bytes > 0:
-            self.above_limit[owner] = None
-        return evicted
+        return victims, False  # what is left is held, and follows when its transfers end
 
     def eviction_work(self, entry: Entry) -> int:
         """What evicting an entry costs, in bytes: with a tier below they are copied, else it is as if it were small."""
@@ -278,7 +319,14 @@ class Pool:
             self.held.forget(owner)
             self.above_mark.pop(owner, None)
             self.above_limit.pop(owner, None)
+            for namespace in owner.namespaces.values():
+                self.forget_limit(namespace)
             self.tenants.pop(owner.tenant, None)
+
+    def forget_limit(self, namespace: NamespaceBooks) -> None:
+        """The namespace is gone, or has no limit any more: nothing has to leave for it."""
+        self.namespaces_above.pop(namespace, None)
+        self.namespaces_held.pop(namespace, None)
 
     def _share(self, size_bytes: int) -> int:
         """Return the one object for this length: entries are of few lengths, and an int of its own takes 32 bytes."""
@@ -290,12 +338,19 @@ class Pool:
             lengths[size_bytes] = size_bytes
         return size_bytes
 
-    def _make_room(self, requester: TenantCache, victims: list[Entry], excess_bytes: int) -> None:
-        """Evict what a put displaces; the first of ``victims`` bring the requester's limit ``excess_bytes``."""
-        for victim in victims:
+    def _make_room(self, requester: TenantCache, victims: list[Entry], excess_bytes: int, leaving: int) -> None:
+        """Evict what a put displaces.
+
+        Args:
+            victims: the first ``leaving`` go for the limit of the put's namespace; then so many as bring the limit of
+                the requester ``excess_bytes``, those included.
+        """
+        for at, victim in enumerate(victims):
             if victim.index.owner is not requester:
                 if self.evict(victim, EvictionCause.NEIGHBOUR):
                     requester.counters.took(victim.size_bytes)
+            elif at < leaving:
+                self.evict(victim, EvictionCause.NAMESPACE_LIMIT)
             else:
                 self.evict(victim, EvictionCause.OWN_LIMIT if excess_bytes > 0 else EvictionCause.OWN_PUT)
             excess_bytes -= victim.extent_bytes
@@ -337,4 +392,5 @@ class Pool:
             self.layout.remove(entry)
         self.extents.free(entry.offset, entry.extent_bytes)
         owner.budget.release(entry.size_bytes, entry.extent_bytes)
+        entry.index.namespace.used_bytes -= entry.extent_bytes
         self.forget_if_empty(owner)

@@ -34,7 +34,8 @@ def promote_start(
     if below is None:
         return None
     extent_bytes = round_up(below.size_bytes)
-    if extent_bytes > min(index.owner.budget.limit_bytes, pool.extents.capacity_bytes):
+    limit_bytes = min(index.owner.budget.limit_bytes, index.namespace.limit_bytes)
+    if extent_bytes > min(limit_bytes, pool.extents.capacity_bytes):
         return None
     admitted = pool.admit(index, key, below.size_bytes, extent_bytes, now_ns)
     if isinstance(admitted, PutRefused):
@@ -57,13 +58,12 @@ def promote_end(
     """
     entry = promotion.ticket.close()
     index = entry.index
-    budget = index.owner.budget
     may_be_served = ssd.read_end(promotion.read, intact=checksum is not None)
     if (
         checksum is None
         or not (may_be_served and is_source_open)
         or pool.open.get(index.partition) is not index
-        or budget.used_bytes > budget.limit_bytes
+        or not index.is_within_limits
     ):
         pool.abort(entry)
         return False

@@ -53,8 +53,10 @@ def pin_entries(
     counters = owner.counters
     counters.get_hits += hits
     counters.hit_tokens += hits * index.block_tokens
+    index.namespace.get_hits += hits
     if counts_misses:
         counters.get_misses += len(keys) - hits
+        index.namespace.get_misses += len(keys) - hits
     counters.get_bytes += hit_bytes
     return pins
 

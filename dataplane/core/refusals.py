@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dataplane.core.entry import PutRefused
-from dataplane.core.tenant_cache import TenantCache
+from dataplane.core.tenant_cache import PartitionIndex, TenantCache
 from saltern.errors import (
     AlreadyExistsError,
     EntryTooLargeError,
@@ -85,6 +85,36 @@ def limit_lowered(owner: TenantCache, size_bytes: int) -> PutRefused:
     )
 
 
+def namespace_limit(index: PartitionIndex, size_bytes: int) -> PutRefused:
+    """The namespace's own limit is filled by entries of it that are being read or written now (I4)."""
+    namespace = index.partition.namespace
+    return PutRefused(
+        ResourceExhaustedError(
+            f"an entry of {size_bytes} bytes would take namespace {namespace!r} from {index.namespace.used_bytes} past"
+            f" its limit of {index.namespace.limit_bytes} bytes, and too much of it is being read or written now",
+            reason="NAMESPACE_LIMIT",
+            hint="retry when transfers in progress have ended, or have the namespace's limit raised",
+            metadata=_namespace_books(index),
+            retry_after_ms=HELD_RETRY_MS,
+        )
+    )
+
+
+def namespace_limit_lowered(index: PartitionIndex, size_bytes: int) -> PutRefused:
+    """The namespace's limit was lowered below what it uses, and its coldest entries are still leaving (I4)."""
+    namespace = index.partition.namespace
+    return PutRefused(
+        ResourceExhaustedError(
+            f"an entry of {size_bytes} bytes finds namespace {namespace!r} at {index.namespace.used_bytes} bytes, above"
+            f" its limit, which was lowered to {index.namespace.limit_bytes} bytes; its coldest entries are leaving",
+            reason="NAMESPACE_LIMIT",
+            hint="retry in a moment, or have the namespace's limit raised",
+            metadata=_namespace_books(index),
+            retry_after_ms=HELD_RETRY_MS,
+        )
+    )
+
+
 def lease_expired(owner: TenantCache, size_bytes: int) -> PutRefused:
     """The node may not grow any more, and the tenant has less than this entry here to put it in place of (I9)."""
     return PutRefused(
@@ -127,6 +157,16 @@ def node_full(owner: TenantCache, size_bytes: int, free_bytes: int) -> PutRefuse
             retry_after_ms=HELD_RETRY_MS,
         )
     )
+
+
+def _namespace_books(index: PartitionIndex) -> dict[str, str]:
+    return {
+        "tenant": index.owner.tenant,
+        "namespace": index.partition.namespace,
+        "tier": Tier.DRAM.value,
+        "used_bytes": str(index.namespace.used_bytes),
+        "limit_bytes": str(index.namespace.limit_bytes),
+    }
 
 
 def _books(owner: TenantCache) -> dict[str, str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from dataplane.core.pool import Pool
+from dataplane.core.ssd_namespaces import namespace_usages
 from dataplane.core.ssd_tier import SsdTier
-from dataplane.core.usage import NodeUsage, TenantCounters, TenantUsage
-from saltern.names import TenantId
+from dataplane.core.tenant_cache import NO_LIMIT_BYTES, TenantCache
+from dataplane.core.usage import NamespaceUsage, NodeUsage, TenantCounters, TenantUsage
+from saltern.names import NamespaceId, TenantId
+from tenants.policy import NodePolicy, TenantPolicy
 
 
 def known_tenants(pool: Pool, ssd: SsdTier | None) -> list[TenantId]:
@@ -16,12 +20,12 @@ def known_tenants(pool: Pool, ssd: SsdTier | None) -> list[TenantId]:
     return [*pool.tenants, *below]
 
 
-def node_usage(pool: Pool, ssd: SsdTier | None, policy_version: int, tenants: Iterable[TenantId]) -> NodeUsage:
+def node_usage(pool: Pool, ssd: SsdTier | None, policy: NodePolicy, tenants: Iterable[TenantId]) -> NodeUsage:
     """Books and counters of ``tenants``; those that are not known, or not any more, are left out."""
-    usages = {tenant: _tenant_usage(pool, ssd, tenant) for tenant in tenants}
+    usages = {tenant: _tenant_usage(pool, ssd, tenant, policy.tenants.get(tenant)) for tenant in tenants}
     extents = pool.extents
     return NodeUsage(
-        policy_version=policy_version,
+        policy_version=policy.version,
         capacity_bytes=extents.capacity_bytes,
         free_bytes=extents.free_bytes,
         largest_free_bytes=extents.largest_free_bytes,
@@ -32,7 +36,7 @@ def node_usage(pool: Pool, ssd: SsdTier | None, policy_version: int, tenants: It
     )
 
 
-def _tenant_usage(pool: Pool, ssd: SsdTier | None, tenant: TenantId) -> TenantUsage | None:
+def _tenant_usage(pool: Pool, ssd: SsdTier | None, tenant: TenantId, rules: TenantPolicy | None) -> TenantUsage | None:
     owner = pool.tenants.get(tenant)
     below = None if ssd is None else ssd.usage(tenant)
     if owner is None:
@@ -52,4 +56,33 @@ def _tenant_usage(pool: Pool, ssd: SsdTier | None, tenant: TenantId) -> TenantUs
         weight=budget.weight,
         protected_bytes=budget.protected_bytes,
         uid=owner.uid,
+        namespaces={} if rules is None else _namespace_usages(owner, ssd, rules),
     )
+
+
+def _namespace_usages(
+    owner: TenantCache, ssd: SsdTier | None, rules: TenantPolicy
+) -> dict[NamespaceId, NamespaceUsage]:
+    """Those that the policy names, as far as they were used or have a limit; what is left of others only leaves."""
+    entries = Counter[str]()
+    for index in owner.partitions.values():
+        entries[index.partition.namespace_uid] += len(index.entries)
+    on_ssd_tier = None if ssd is None else ssd.tenants.get(owner.tenant)
+    below = {} if on_ssd_tier is None else namespace_usages(on_ssd_tier)
+    usages = {}
+    for name, rule in rules.namespaces.items():
+        books, on_ssd = owner.namespaces.get(rule.uid), below.get(rule.uid)
+        if books is None and on_ssd is None:
+            continue
+        usages[name] = NamespaceUsage(
+            uid=rule.uid,
+            used_bytes=0 if books is None else books.used_bytes,
+            entries=entries[rule.uid],
+            get_hits=0 if books is None else books.get_hits,
+            get_misses=0 if books is None else books.get_misses,
+            limit_bytes=None if books is None or books.limit_bytes == NO_LIMIT_BYTES else books.limit_bytes,
+            ssd_used_bytes=0 if on_ssd is None else on_ssd.used_bytes,
+            ssd_entries=0 if on_ssd is None else on_ssd.entries,
+            ssd_limit_bytes=None if on_ssd is None else on_ssd.limit_bytes,
+        )
+    return usages

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+from dataplane.core.partition import split_storage_uid
 from dataplane.core.segments import BLOCK_BYTES, Row, SegmentNumber, footer_blocks, record_blocks
 from dataplane.core.token_bucket import TokenBucket
 from dataplane.core.usage import SsdCounters
@@ -25,6 +26,8 @@ from saltern.names import TenantId
 from tenants.quota import TierQuota
 
 NO_QUOTA = TierQuota(reserved_bytes=0, limit_bytes=0)
+#: The limit of a namespace that has none: more than any device has.
+NO_LIMIT_BYTES: Final = 2**63 - 1
 
 
 class SegmentState(Enum):
@@ -122,6 +125,28 @@ class SegmentBooks:
 
 
 @dataclass(slots=True, eq=False)
+class NamespaceSsd:
+    """What one namespace has on SSD, all of its partitions together, and what it may have (I4, I8).
+
+    Attributes:
+        limit_bytes: ``used_bytes`` never grows past it; the tenant's own limit holds besides.
+        used_bytes, leaving_bytes: its part of the tenant's.
+    """
+
+    owner: TenantSsd = field(repr=False)
+    limit_bytes: int = NO_LIMIT_BYTES
+    used_bytes: int = 0
+    leaving_bytes: int = 0
+
+    @property
+    def segments(self) -> dict[SegmentNumber, SegmentBooks]:
+        """Its part of the tenant's, oldest first."""
+        return {
+            number: segment for number, segment in self.owner.segments.items() if segment.partition.namespace is self
+        }
+
+
+@dataclass(slots=True, eq=False)
 class SsdPartition:
     """The SSD index of one partition, and the folder with a data key of its own that its segments lie in.
 
@@ -132,6 +157,7 @@ class SsdPartition:
         remains: keys of records that no index has any more and that are still on disk, by segment: those that could not
             be read, and all of a segment that goes. A restart may find them, which it must not once the client has
             deleted or replaced them (I12).
+        namespace: the books that its segments are charged to, beside the tenant's.
     """
 
     owner: TenantSsd
@@ -142,6 +168,10 @@ class SsdPartition:
     writing: dict[BlockKey, Append] = field(default_factory=dict)
     remains: dict[SegmentBooks, set[BlockKey]] = field(default_factory=dict)
     open_segment: SegmentBooks | None = None
+    namespace: NamespaceSsd = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.namespace = self.owner.namespace(split_storage_uid(self.storage_uid)[0])
 
 
 @dataclass(slots=True, eq=False)
@@ -153,6 +183,7 @@ class TenantSsd:
         leaving_bytes: the part of it that is on its way out.
         segments: by number, oldest first.
         uid: of the tenant that is counted for; empty where the policy does not say.
+        namespaces: by uid: those that have something here and those that have a limit.
     """
 
     tenant: TenantId
@@ -171,6 +202,26 @@ class TenantSsd:
         if self.uid and self.uid != uid:
             self.counters = SsdCounters()
         self.uid = uid
+
+    namespaces: dict[str, NamespaceSsd] = field(default_factory=dict)
+
+    @property
+    def limit_bytes(self) -> int:
+        return self.quota.limit_bytes
+
+    @property
+    def is_above_a_limit(self) -> bool:
+        """Whether it uses more than its limit, or one of its namespaces more than that one's; what leaves counts."""
+        if self.used_bytes > self.limit_bytes:
+            return True
+        return any(namespace.used_bytes > namespace.limit_bytes for namespace in self.namespaces.values())
+
+    def namespace(self, uid: str) -> NamespaceSsd:
+        """The books of a namespace, made with the first use."""
+        books = self.namespaces.get(uid)
+        if books is None:
+            books = self.namespaces[uid] = NamespaceSsd(self)
+        return books
 
 
 @dataclass(slots=True, eq=False)

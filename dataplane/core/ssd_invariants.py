@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataplane.core.partition import split_storage_uid
 from dataplane.core.segments import SegmentNumber, record_blocks
 from dataplane.core.ssd_log import SegmentLog
 
@@ -16,6 +17,14 @@ def check_ssd_invariants(tier: SegmentLog) -> None:
         assert owner.leaving_bytes == sum(segment.charged_bytes for segment in leaving), "I8: leaving"
         # After a limit was lowered, only what is being removed may still be above it (I4).
         assert owner.used_bytes - owner.leaving_bytes <= owner.quota.limit_bytes or not owner.in_policy, "I4"
+        for uid, books in owner.namespaces.items():
+            mine = [segment for segment in segments if segment.partition.namespace is books]
+            uids = {split_storage_uid(segment.partition.storage_uid)[0] for segment in mine}
+            assert books.owner is owner and uids <= {uid}, "I2: a namespace in foreign hands"
+            assert books.used_bytes == sum(segment.charged_bytes for segment in mine), "I8: used by a namespace"
+            assert books.leaving_bytes == sum(s.charged_bytes for s in mine if s.is_leaving), "I8: leaving a namespace"
+            assert books.used_bytes - books.leaving_bytes <= books.limit_bytes, "I4: a namespace"
+        assert owner.used_bytes == sum(books.used_bytes for books in owner.namespaces.values()), "I8: of no namespace"
         alive: dict[SegmentNumber, int] = {}
         for (uid, epoch), partition in owner.partitions.items():
             assert (partition.storage_uid, partition.epoch, partition.owner) == (uid, epoch, owner), "I2"

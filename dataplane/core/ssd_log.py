@@ -16,6 +16,7 @@ from dataplane.core.ssd_books import (
     Bury,
     DestroyKey,
     DropSegment,
+    NamespaceSsd,
     Outdate,
     Relocate,
     Seal,
@@ -135,7 +136,7 @@ class SegmentLog:
         segment.live_bytes = live_bytes
         segment.row_count = len(entries)
         partition.owner.segments[number] = segment
-        self._charge(partition.owner, segment.charged_bytes)
+        self._charge(partition, segment.charged_bytes)
         return segment
 
     def adopt_end(self) -> None:
@@ -171,11 +172,20 @@ class SegmentLog:
         self._next_number += 1
         return SegmentNumber(number)
 
-    def _charge(self, owner: TenantSsd, change_bytes: int) -> None:
+    def _charge(self, partition: SsdPartition, change_bytes: int) -> None:
+        owner, namespace = partition.owner, partition.namespace
         owner.used_bytes += change_bytes
-        if self._above is not None and owner.used_bytes > owner.quota.limit_bytes:
+        namespace.used_bytes += change_bytes
+        is_above = owner.used_bytes > owner.limit_bytes or namespace.used_bytes > namespace.limit_bytes
+        if self._above is not None and is_above:
             self._above.add(owner)
         self.used_bytes += change_bytes
+
+    def _charge_leaving(self, partition: SsdPartition, change_bytes: int) -> None:
+        """The part of what is charged that is on its way out."""
+        partition.owner.leaving_bytes += change_bytes
+        partition.namespace.leaving_bytes += change_bytes
+        self.leaving_bytes += change_bytes
 
     def _admit(
         self, partition: SsdPartition, key: BlockKey, size_bytes: int, *, replaces: SsdEntry | None = None
@@ -189,16 +199,16 @@ class SegmentLog:
         segment.next_block += blocks
         segment.row_count += 1
         segment.writers += 1
-        self._charge(partition.owner, segment.charged_bytes - before_bytes)
+        self._charge(partition, segment.charged_bytes - before_bytes)
         partition.writing[key] = append
         return append
 
     def _segment_with_room(
         self, partition: SsdPartition, blocks: int, *, rows: int, tombstones: int
     ) -> SegmentBooks | None:
-        """The open segment, or a new one, that ``blocks`` are certain to fit within limit and capacity (I4)."""
-        owner = partition.owner
-        planned_bytes = max(owner.quota.limit_bytes // SEGMENTS_PER_LIMIT, self._segment_min_bytes)
+        """The open segment, or a new one, that ``blocks`` are certain to fit within limits and capacity (I4)."""
+        limit_bytes = min(partition.owner.limit_bytes, partition.namespace.limit_bytes)
+        planned_bytes = max(limit_bytes // SEGMENTS_PER_LIMIT, self._segment_min_bytes)
         segment_bytes = min(planned_bytes, SEGMENT_MAX_BYTES)
         for _ in range(2):
             segment = partition.open_segment
@@ -209,7 +219,7 @@ class SegmentLog:
             else:
                 footer = footer_blocks(segment.row_count + rows, len(segment.tombstones) + tombstones)
                 need_bytes = (segment.next_block + blocks + footer) * BLOCK_BYTES - segment.charged_bytes
-            if not self._make_room(owner, need_bytes):
+            if not self._make_room(partition, need_bytes):
                 return None
             if segment is None:
                 return self._open_segment(partition)
@@ -222,28 +232,30 @@ class SegmentLog:
             self._retire(partition)
         segment = SegmentBooks(self._number(), partition)
         partition.open_segment = partition.owner.segments[segment.number] = segment
-        self._charge(partition.owner, segment.charged_bytes)
+        self._charge(partition, segment.charged_bytes)
         return segment
 
-    def _make_room(self, owner: TenantSsd, need_bytes: int) -> bool:
-        """Whether ``need_bytes`` fit limit and capacity now; begins to reclaim what the next ones will need."""
-        limit_bytes = owner.quota.limit_bytes
-        self._reclaim(owner, limit_bytes * _SOFT_PERCENT // 100 - need_bytes)
+    def _make_room(self, partition: SsdPartition, need_bytes: int) -> bool:
+        """Whether ``need_bytes`` fit limits and capacity now; begins to reclaim what the next ones will need."""
+        owner, namespace = partition.owner, partition.namespace
+        for books in (namespace, owner):
+            self._reclaim(books, books.limit_bytes * _SOFT_PERCENT // 100 - need_bytes)
         usable_bytes = self.capacity_bytes - self.unusable_bytes
         excess_bytes = self.used_bytes - self.leaving_bytes + need_bytes - usable_bytes * _SOFT_PERCENT // 100
         if excess_bytes > 0:
             is_full = self.used_bytes - self.leaving_bytes + need_bytes > usable_bytes
             for segment in choose_segments(owner, self.tenants.values(), need_bytes, excess_bytes, is_full=is_full):
                 self._doom(segment)
-        return owner.used_bytes + need_bytes <= limit_bytes and self.used_bytes + need_bytes <= usable_bytes
+        fits_limits = all(books.used_bytes + need_bytes <= books.limit_bytes for books in (namespace, owner))
+        return fits_limits and self.used_bytes + need_bytes <= usable_bytes
 
-    def _reclaim(self, owner: TenantSsd, target_bytes: int) -> None:
+    def _reclaim(self, books: TenantSsd | NamespaceSsd, target_bytes: int) -> None:
         """Let the oldest segments go, one after the other, until what stays is at most ``target_bytes``."""
-        while owner.used_bytes - owner.leaving_bytes > target_bytes:
-            segment = next(oldest_first(owner), None)
+        while books.used_bytes - books.leaving_bytes > target_bytes:
+            segment = next(oldest_first(books), None)
             if segment is None:
                 return
-            headroom_bytes = (owner.quota.limit_bytes - owner.used_bytes) // 2
+            headroom_bytes = (books.limit_bytes - books.used_bytes) // 2
             hot = []
             for entry in segment.live_entries() if segment.state is SegmentState.SEALED else ():
                 if entry.is_hot and entry.record_bytes <= headroom_bytes:
@@ -257,10 +269,10 @@ class SegmentLog:
             for entry in hot:
                 self._ask(Relocate(entry))
 
-    def _shrink(self, owner: TenantSsd, limit_bytes: int) -> None:
+    def _shrink(self, books: TenantSsd | NamespaceSsd) -> None:
         """A lower limit: oldest segments go at once, whatever is hot in them (I4)."""
-        while owner.used_bytes - owner.leaving_bytes > limit_bytes:
-            segment = next(oldest_first(owner), None)
+        while books.used_bytes - books.leaving_bytes > books.limit_bytes:
+            segment = next(oldest_first(books), None)
             if segment is None:
                 return
             self._doom(segment)
@@ -269,8 +281,7 @@ class SegmentLog:
         if segment.partition.open_segment is segment:
             segment.partition.open_segment = None
         if not segment.is_leaving:
-            segment.partition.owner.leaving_bytes += segment.charged_bytes
-            self.leaving_bytes += segment.charged_bytes
+            self._charge_leaving(segment.partition, segment.charged_bytes)
         segment.state = state
 
     def _doom(self, segment: SegmentBooks) -> None:
@@ -362,7 +373,6 @@ class SegmentLog:
 
         A file that is removed before the tombstone would be written needs none, unless its removal fails.
         """
-        owner = partition.owner
         if not self._has_key(partition):
             return
         for key, target in graves:
@@ -381,7 +391,7 @@ class SegmentLog:
             segment.next_block += 1
             segment.tombstones += keys
             segment.writers += 1
-            self._charge(owner, segment.charged_bytes - before_bytes)
+            self._charge(partition, segment.charged_bytes - before_bytes)
             self._ask(Bury(segment, block, keys, targets))
 
     def _outdate_unknown(self, tenant: TenantId, storage_uid: str, epoch: int) -> None:

@@ -21,11 +21,7 @@ from collections.abc import Collection, Iterable
 
 from dataplane.core.lease import without_growth
 from dataplane.core.partition import Partition, storage_uid
-from dataplane.core.segments import (
-    BLOCK_BYTES,
-    FIXED_BLOCKS,
-    record_blocks,
-)
+from dataplane.core.segments import BLOCK_BYTES, FIXED_BLOCKS, record_blocks
 from dataplane.core.ssd_books import (
     NO_QUOTA,
     Append,
@@ -41,6 +37,7 @@ from dataplane.core.ssd_books import (
     TenantSsd,
 )
 from dataplane.core.ssd_log import SegmentLog
+from dataplane.core.ssd_namespaces import set_namespace_limits
 from dataplane.core.usage import DropReason, SsdUsage
 from saltern.errors import InternalError
 from saltern.keys import BlockKey
@@ -91,7 +88,10 @@ class SsdTier(SegmentLog):
             for identity, partition in list(owner.partitions.items()):
                 if identity not in live:
                     self._destroy(partition)
-            self._shrink(owner, owner.quota.limit_bytes)
+            set_namespace_limits(owner, rules)
+            for namespace in owner.namespaces.values():
+                self._shrink(namespace)
+            self._shrink(owner)
 
     def set_quotas(self, policy: NodePolicy, *, is_frozen: bool) -> None:
         """Limits of a policy that was applied; or no more than is there, when the node's lease has run out (I9)."""
@@ -99,12 +99,13 @@ class SsdTier(SegmentLog):
         for tenant, rules in policy.tenants.items():
             owner, quota = self._owner(tenant), rules.tiers.get(Tier.SSD, NO_QUOTA)
             owner.quota = without_growth(quota, owner.used_bytes) if is_frozen else quota
+            set_namespace_limits(owner, rules, is_frozen=is_frozen)
 
     @property
     def is_within_limits(self) -> bool:
-        """Whether no tenant has more on the device than its limit; what leaves counts until it has left."""
+        """Whether nobody has more on the device than a limit; what leaves counts until it has left."""
         suspects = self.tenants.values() if self._above is None else self._above
-        self._above = {owner for owner in suspects if owner.used_bytes > owner.quota.limit_bytes}
+        self._above = {owner for owner in suspects if owner.is_above_a_limit}
         return not self._above
 
     def _suspect(self, owner: TenantSsd) -> None:
@@ -117,6 +118,9 @@ class SsdTier(SegmentLog):
         """Whether an entry that DRAM gives up should be offered: its tenant may use SSD, and it is not there yet."""
         owner = self.tenants.get(partition.tenant)
         if owner is None or not owner.quota.limit_bytes:
+            return False
+        namespace = owner.namespaces.get(partition.namespace_uid)
+        if namespace is not None and not namespace.limit_bytes:
             return False
         books = owner.partitions.get((partition.storage_uid, partition.epoch))
         return books is None or not (key in books.entries or key in books.writing)
@@ -138,10 +142,11 @@ class SsdTier(SegmentLog):
         owner = self.tenants[partition.tenant]
         record_bytes = record_blocks(size_bytes) * BLOCK_BYTES
         least_bytes = record_bytes + FIXED_BLOCKS * BLOCK_BYTES
+        most_bytes = min(owner.limit_bytes, owner.namespace(partition.namespace_uid).limit_bytes, self.capacity_bytes)
         refused: DropReason | None = None
         if not self.is_writable:
             refused = DropReason.NOT_WRITABLE
-        elif least_bytes > min(owner.quota.limit_bytes, self.capacity_bytes):
+        elif least_bytes > most_bytes:
             refused = DropReason.NO_ROOM
         elif not owner.bucket.take(record_bytes, now_ns):
             refused = DropReason.WRITE_BUDGET
@@ -323,10 +328,9 @@ class SsdTier(SegmentLog):
             # The footer lists what was alive; what was set aside for it and not needed is credited.
             before_bytes = segment.charged_bytes
             segment.row_count = len(seal.rows)
-            self._charge(segment.partition.owner, segment.charged_bytes - before_bytes)
+            self._charge(segment.partition, segment.charged_bytes - before_bytes)
             if segment.is_leaving:
-                segment.partition.owner.leaving_bytes += segment.charged_bytes - before_bytes
-                self.leaving_bytes += segment.charged_bytes - before_bytes
+                self._charge_leaving(segment.partition, segment.charged_bytes - before_bytes)
         if segment.state is SegmentState.SEALING:
             segment.state = SegmentState.SEALED if written else SegmentState.CLOSED
         self._settle(segment)
@@ -361,9 +365,8 @@ class SsdTier(SegmentLog):
         del owner.segments[segment.number]
         partition.remains.pop(segment, None)
         charged_bytes = segment.charged_bytes
-        self._charge(owner, -charged_bytes)
-        owner.leaving_bytes -= charged_bytes
-        self.leaving_bytes -= charged_bytes
+        self._charge(partition, -charged_bytes)
+        self._charge_leaving(partition, -charged_bytes)
         for waiting in list(owner.segments.values()):
             if waiting.tombstones or waiting.state is SegmentState.DOOMED:
                 self._settle(waiting)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from dataplane.core.ssd_books import SegmentBooks, SegmentState, TenantSsd
+from dataplane.core.ssd_books import NamespaceSsd, SegmentBooks, SegmentState, TenantSsd
 
 
-def oldest_first(owner: TenantSsd) -> Iterator[SegmentBooks]:
+def oldest_first(owner: TenantSsd | NamespaceSsd) -> Iterator[SegmentBooks]:
     """Segments that may go, oldest first; those that are still written come last."""
     segments = list(owner.segments.values())
     yield from (one for one in segments if one.state in (SegmentState.SEALED, SegmentState.CLOSED))

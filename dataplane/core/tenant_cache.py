@@ -1,8 +1,11 @@
-"""What the core keeps for each tenant: its books, its eviction order, its partitions' indexes and its counters."""
+"""What the core keeps for each tenant: its books, its eviction order, its partitions' indexes and its counters; and for
+each of its namespaces.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from dataplane.core.budget import TierBudget
 from dataplane.core.earning import EarningAccount
@@ -14,6 +17,9 @@ from saltern.keys import BlockKey
 from saltern.names import TenantId
 from tenants.quota import TierQuota
 
+#: The limit of a namespace that has none: more than there is memory.
+NO_LIMIT_BYTES: Final = 2**63 - 1
+
 
 @dataclass(slots=True, eq=False)
 class TenantCache:
@@ -21,6 +27,7 @@ class TenantCache:
 
     Attributes:
         account: what its reservation earns; None under strict reservations, where nothing needs to be counted.
+        namespaces: by uid: those that were used and those that have a limit.
         in_policy: False once the policy no longer names the tenant; the record then only waits for held bytes.
         uid: of the tenant that is counted for; empty where the policy does not say.
     """
@@ -31,6 +38,7 @@ class TenantCache:
     budget: TierBudget = field(default_factory=TierBudget)
     counters: TenantCounters = field(default_factory=TenantCounters)
     partitions: dict[Partition, PartitionIndex] = field(default_factory=dict)
+    namespaces: dict[str, NamespaceBooks] = field(default_factory=dict)
     in_policy: bool = True
     uid: str = ""
 
@@ -39,6 +47,13 @@ class TenantCache:
         if self.uid and self.uid != uid:
             self.counters = TenantCounters()
         self.uid = uid
+
+    @property
+    def is_above_a_limit(self) -> bool:
+        """Whether it uses more than its limit, or one of its namespaces more than that one's (I4)."""
+        if self.budget.used_bytes > self.budget.limit_bytes:
+            return True
+        return any(namespace.is_above_limit for namespace in self.namespaces.values())
 
     @property
     def is_idle(self) -> bool:
@@ -52,6 +67,36 @@ class TenantCache:
             self.account.set_reserved(quota.reserved_bytes)
             self.budget.protected_bytes = self.account.protected_bytes
 
+    def namespace(self, uid: str) -> NamespaceBooks:
+        """The books of a namespace, made with the first use."""
+        books = self.namespaces.get(uid)
+        if books is None:
+            books = self.namespaces[uid] = NamespaceBooks(self)
+        return books
+
+
+@dataclass(slots=True, eq=False)
+class NamespaceBooks:
+    """What one namespace holds of its tenant's bytes, all of its partitions together, and what it may (I4, I8).
+
+    Attributes:
+        limit_bytes: ``used_bytes`` never grows past it (I4); the tenant's own limit holds besides.
+        used_bytes: the part of the tenant's ``used_bytes`` that is this namespace's.
+        get_hits, get_misses: keys asked for and found, or not.
+        order: in which its own entries leave; None as long as it never had a limit, since then nobody asks.
+    """
+
+    owner: TenantCache = field(repr=False)
+    limit_bytes: int = NO_LIMIT_BYTES
+    used_bytes: int = 0
+    get_hits: int = 0
+    get_misses: int = 0
+    order: EvictionOrder | None = None
+
+    @property
+    def is_above_limit(self) -> bool:
+        return self.used_bytes > self.limit_bytes
+
 
 @dataclass(slots=True, eq=False)
 class PartitionIndex:
@@ -63,6 +108,7 @@ class PartitionIndex:
         block_bytes: the largest entry that the namespace takes.
         is_writable: False for a salt epoch that is only readable any more.
         block_tokens: what a hit saves; 0 where the policy does not say.
+        namespace: the books that its entries are charged to, beside the tenant's.
     """
 
     partition: Partition
@@ -72,3 +118,21 @@ class PartitionIndex:
     entries: dict[BlockKey, Entry] = field(default_factory=dict)
     writing: dict[BlockKey, Entry] = field(default_factory=dict)
     block_tokens: int = 0
+    namespace: NamespaceBooks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.namespace = self.owner.namespace(self.partition.namespace_uid)
+
+    def may_grow(self, extent_bytes: int) -> bool:
+        """Whether so much more fits the limits of its tenant and of its namespace, as they are used now (I4)."""
+        budget, namespace = self.owner.budget, self.namespace
+        return (
+            budget.used_bytes + extent_bytes <= budget.limit_bytes
+            and namespace.used_bytes + extent_bytes <= namespace.limit_bytes
+        )
+
+    @property
+    def is_within_limits(self) -> bool:
+        """Whether neither its tenant nor its namespace is above the limit (I4)."""
+        budget, namespace = self.owner.budget, self.namespace
+        return budget.used_bytes <= budget.limit_bytes and namespace.used_bytes <= namespace.limit_bytes

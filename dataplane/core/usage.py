@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from saltern.names import TenantId
+from saltern.names import NamespaceId, TenantId
 
 
 class EvictionCause(StrEnum):
@@ -17,6 +17,7 @@ class EvictionCause(StrEnum):
     NEIGHBOUR: another tenant's put; the pool was full and this was the coldest that the put could take.
     SOFT_MARK: in the background, before a put of its tenant has to wait for it.
     QUOTA: its tenant's limit was lowered below what it used.
+    NAMESPACE_LIMIT: its own namespace's put, which would have passed the namespace's limit; or that limit was lowered.
     """
 
     OWN_LIMIT = "own-limit"
@@ -24,6 +25,7 @@ class EvictionCause(StrEnum):
     NEIGHBOUR = "neighbour"
     SOFT_MARK = "soft-mark"
     QUOTA = "quota"
+    NAMESPACE_LIMIT = "namespace-limit"
 
 
 @dataclass(slots=True)
@@ -101,7 +103,7 @@ class DropReason(StrEnum):
     """Why an entry that DRAM evicted was not written to SSD, and is gone."""
 
     NO_STAGING = "no-staging"  #: too much is on its way to the device already, of this tenant or of all
-    NO_ROOM = "no-room"  #: the tenant's limit or the device's capacity, even after what may go
+    NO_ROOM = "no-room"  #: the tenant's or its namespace's limit or the device's capacity, even after what may go
     WRITE_BUDGET = "write-budget"  #: the tenant has written as much as it may in a second
     NOT_WRITABLE = "not-writable"  #: the tier is off or read-only
     WRITE_FAILED = "write-failed"  #: the device failed while it was written
@@ -170,6 +172,27 @@ class SsdUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class NamespaceUsage:
+    """One namespace's part of its tenant's books and counters, what it has in sharing groups included.
+
+    Attributes:
+        uid: distinguishes the namespace from a deleted one of the same name.
+        limit_bytes, ssd_limit_bytes: its own limits on this node; None where it has none.
+        get_hits, get_misses: keys asked for and found, or not, on either tier.
+    """
+
+    uid: str
+    used_bytes: int
+    entries: int
+    get_hits: int
+    get_misses: int
+    limit_bytes: int | None = None
+    ssd_used_bytes: int = 0
+    ssd_entries: int = 0
+    ssd_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TenantUsage:
     """One tenant's books in DRAM (see :class:`dataplane.core.budget.TierBudget`) and counters at one moment.
 
@@ -179,6 +202,7 @@ class TenantUsage:
         weight: divides the age of its entries when victims are compared across tenants.
         protected_bytes: what of the reservation nobody else may take now (:mod:`dataplane.core.reservations`).
         uid: of the tenant, in the policy; empty where that does not say.
+        namespaces: those that the policy names, as far as they have been used or have a limit.
     """
 
     reserved_bytes: int
@@ -194,6 +218,7 @@ class TenantUsage:
     weight: int = 100
     protected_bytes: int = 0
     uid: str = ""
+    namespaces: Mapping[NamespaceId, NamespaceUsage] = field(default_factory=dict)
 
     @property
     def lent_bytes(self) -> int:

@@ -2,7 +2,8 @@
 
 Rules, in this order:
 
-1. Past its own limit a tenant displaces only itself, coldest first (I4).
+1. Past its own limit a tenant displaces only itself, coldest first (I4). Past the limit of the put's namespace that
+   one's own coldest go before (:func:`coldest`), whatever is colder elsewhere.
 2. If the pool is full, the coldest entry goes among tenants above what is protected of their own. Nobody is taken
    *below* that line by a tenant that is itself growing past its reservation: an entry that straddles it stays.
 3. A tenant that grows within its reservation takes back what it lent: now also an entry that straddles the line goes,
@@ -24,7 +25,7 @@ where more is free, in pieces, than one part in :data:`SCATTERED_PARTS` of the a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
@@ -34,7 +35,7 @@ from dataplane.core.compaction import Looks, plan_room
 from dataplane.core.entry import Entry
 from dataplane.core.extents import Extents
 from dataplane.core.layout import Layout
-from dataplane.core.tenant_cache import TenantCache
+from dataplane.core.tenant_cache import NamespaceBooks, TenantCache
 
 #: Most entries that one put may consider: 64 MiB of single granules, twice over.
 VICTIMS_MAX: Final = 32_768
@@ -52,6 +53,22 @@ class Room(NamedTuple):
     moves: list[tuple[Entry, int]]
 
 
+def coldest(namespace: NamespaceBooks, excess_bytes: int) -> list[Entry] | None:
+    """The coldest entries of a namespace that nobody holds, of ``excess_bytes`` or just more; None if it has less.
+
+    It is looked at no more entries than that takes and transfers hold: what is held cannot go, and has bounds of its
+    own (:mod:`dataplane.core.held`).
+    """
+    found: list[Entry] = []
+    for entry in namespace.order or ():
+        if not entry.pins:
+            found.append(entry)
+            excess_bytes -= entry.extent_bytes
+            if excess_bytes <= 0:
+                break
+    return found if excess_bytes <= 0 else None
+
+
 def choose_room(
     extents: Extents,
     requester: TenantCache,
@@ -60,6 +77,7 @@ def choose_room(
     now_ns: int,
     *,
     layout: Layout | None = None,
+    leaving: Collection[Entry] = (),
 ) -> Room | None:
     """Choose whom to evict and whom to move so that an entry of ``requester`` fits its limit and one free extent.
 
@@ -67,19 +85,26 @@ def choose_room(
         borrowers: every tenant above what is protected of its own.
         now_ns: not before the last touch.
         layout: which entry lies where; None if none can be moved.
+        leaving: entries of the requester that must go whatever else goes, for the limit of a namespace.
 
     Returns:
-        Victims and moves, perhaps none; or None if the put must be refused. Nothing is changed either way (I6).
+        Victims, ``leaving`` first, and moves, perhaps none; or None if the put must be refused. Nothing is changed
+        either way (I6).
     """
     budget = requester.budget
-    own = _Candidate(requester)
-    victims: list[Entry] = []
+    own = _Candidate(requester, leaving)
+    victims = list(leaving)
     excess_bytes = budget.used_bytes + extent_bytes - budget.limit_bytes
     if excess_bytes > budget.evictable_bytes:
         return None
     trial = extents.trial()
     longest_bytes = extents.largest_free_bytes
     considered_bytes = 0
+    for entry in leaving:
+        excess_bytes -= entry.extent_bytes
+        considered_bytes += entry.extent_bytes
+        start, end = trial.add(entry.offset, entry.extent_bytes)
+        longest_bytes = max(longest_bytes, end - start)
     while excess_bytes > 0:
         entry = own.take()
         victims.append(entry)
@@ -132,11 +157,17 @@ class _Candidate:
     used_bytes: int
     protected_bytes: int
     _rest: Iterator[Entry]
+    _leaving: Collection[Entry]
 
-    def __init__(self, owner: TenantCache) -> None:
+    def __init__(self, owner: TenantCache, leaving: Collection[Entry] = ()) -> None:
+        """``leaving``: entries of its own that are as good as gone."""
         self.owner = owner
         self.used_bytes = owner.budget.used_bytes
         self.protected_bytes = owner.budget.protected_bytes
+        self._leaving = leaving
+        if leaving:
+            self._leaving = frozenset(leaving)
+            self.used_bytes -= sum(entry.extent_bytes for entry in leaving)
         self._rest = iter(owner.order)
         self._advance()
 
@@ -148,8 +179,9 @@ class _Candidate:
         return entry
 
     def _advance(self) -> None:
+        leaving = self._leaving
         for entry in self._rest:
-            if not entry.pins:
+            if not entry.pins and not (leaving and entry in leaving):
                 self.head = entry
                 return
         self.head = None

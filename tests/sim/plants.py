@@ -17,7 +17,7 @@ from dataplane.core import victims as victims_module
 from dataplane.core.borrowers import Borrowers
 from dataplane.core.budget import TierBudget
 from dataplane.core.cache import CacheCore
-from dataplane.core.entry import Entry, EntryState
+from dataplane.core.entry import Entry, EntryState, PutRefused
 from dataplane.core.extents import GRANULE_BYTES, Extents, TrialFree
 from dataplane.core.partition import Partition
 from dataplane.core.policy_in_force import PolicyInForce
@@ -72,8 +72,8 @@ def _evict_what_is_being_read(original: Any) -> Any:
 
 
 def _take_below_the_reservation(original: Any) -> Any:
-    def init(self: Any, owner: Any) -> None:
-        original(self, owner)
+    def init(self: Any, owner: Any, *leaving: Any) -> None:
+        original(self, owner, *leaving)
         self.protected_bytes = 0
 
     return init
@@ -193,15 +193,15 @@ def _evict_before_refusing(original: Any) -> Any:
 
 
 def _wipe_for_what_can_never_fit(original: Any) -> Any:
-    def precheck(self: CacheCore, index: PartitionIndex, *rest: Any) -> Any:
-        refused = original(self, index, *rest)
-        if refused is not None and refused.error.reason == "ENTRY_TOO_LARGE":
-            for entry in list(index.owner.order):
+    def put_start(self: CacheCore, partition: Partition, *rest: Any) -> Any:
+        outcome = original(self, partition, *rest)
+        if isinstance(outcome, PutRefused) and outcome.error.reason == "ENTRY_TOO_LARGE":
+            for entry in list(self._pool.tenants[partition.tenant].order):
                 if not entry.pins:
                     self._pool.evict(entry, EvictionCause.OWN_PUT)
-        return refused
+        return outcome
 
-    return precheck
+    return put_start
 
 
 def _ignore_reservations(original: Any) -> Any:
@@ -352,7 +352,7 @@ PLANTS: dict[str, Plant] = {
     "leak the memory of a torn put": Plant("I8", Pool, "abort", _leak_a_torn_put),
     "reuse the memory of a purged put": Plant("I7", Pool, "purge", _reuse_the_memory_of_a_purged_put),
     "evict before refusing": Plant("I6", Pool, "admit", _evict_before_refusing),
-    "wipe for what can never fit": Plant("I6", CacheCore, "_precheck", _wipe_for_what_can_never_fit),
+    "wipe for what can never fit": Plant("I6", CacheCore, "put_start", _wipe_for_what_can_never_fit),
     "refuse instead of evicting": Plant("I6", pool_module, "choose_room", _refuse_instead_of_evicting),
     "evict before what was purged": Plant("I6", pool_module, "reap_for", lambda _: lambda *_: None),
     "forget what was purged": Plant("I8", Pool, "purge", _forget_what_was_purged),

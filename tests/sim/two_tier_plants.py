@@ -18,8 +18,8 @@ from tests.sim.plants import Plant
 
 
 def _charge_less(original: Any) -> Any:
-    def charge(self: SegmentLog, owner: Any, change_bytes: int) -> None:
-        original(self, owner, change_bytes - (BLOCK_BYTES if change_bytes > 2 * BLOCK_BYTES else 0))
+    def charge(self: SegmentLog, partition: Any, change_bytes: int) -> None:
+        original(self, partition, change_bytes - (BLOCK_BYTES if change_bytes > 2 * BLOCK_BYTES else 0))
 
     return charge
 
@@ -96,11 +96,12 @@ def _demote_what_was_deleted_meanwhile(original: Any) -> Any:
 
 
 def _grow_past_the_limit(original: Any) -> Any:
-    def make_room(self: SegmentLog, owner: Any, need_bytes: int) -> bool:
+    def make_room(self: SegmentLog, partition: Any, need_bytes: int) -> bool:
+        owner = partition.owner
         quota = owner.quota
         owner.quota = type(quota)(quota.reserved_bytes, quota.limit_bytes + 8 * BLOCK_BYTES, quota.weight)
         try:
-            return bool(original(self, owner, need_bytes))
+            return bool(original(self, partition, need_bytes))
         finally:
             owner.quota = quota
 
