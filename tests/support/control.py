@@ -209,9 +209,10 @@ async def control_plane(
     listen: Endpoint = ANY_PORT,
     clock: Clock = utc_now,
     kms_endpoint: str | None = None,
+    **changes: int,
 ) -> AsyncIterator[Control]:
-    """Run a control plane for the time of the block."""
-    settings = settings_for(database, state_dir, listen).model_copy(update={"kms_endpoint": kms_endpoint})
+    """Run a control plane for the time of the block; ``changes``: other settings than the defaults."""
+    settings = settings_for(database, state_dir, listen).model_copy(update={"kms_endpoint": kms_endpoint, **changes})
     async with running(settings, clock) as plane:
         own = connect_to_all(text_of(database.app), pool_connections=4)
         kms = None if kms_endpoint is None else KmsClient(kms_endpoint)

@@ -85,8 +85,8 @@ class WireClient:
         except ConnectionResetError:
             return True
 
-    def hello(self, token: str, namespace: str = "chat", epoch: int = 1) -> wire.HelloReply:
-        self.send(Opcode.HELLO, wire.Hello(token, namespace, epoch))
+    def hello(self, token: str, namespace: str = "chat", epoch: int = 1, group: str = "") -> wire.HelloReply:
+        self.send(Opcode.HELLO, wire.Hello(token, namespace, epoch, group=group))
         return self.answer(wire.HelloReply)[0]
 
     def put(self, entries: dict[bytes, bytes], **fields: object) -> wire.PutReply:
