@@ -321,7 +321,7 @@ class Chain:
         if not any(slots.values()):
             return False
         retried = [slot for batch in slots.values() for slot in batch] if results else []
-        if any(self._calls.in_doubt(retried)):
+        if self._calls.any_in_doubt(retried):
             return False  # a late node may still write there (I7): what was missed stays missed
         another = len(view.pair.asked) > 1 and len(view.sighting.found) > 1 and not results
         self._calls.get(slots, deadline.share(_PART_WITH_ANOTHER) if another else deadline)

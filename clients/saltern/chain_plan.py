@@ -69,7 +69,7 @@ class Sighting:
         return next(iter(self.failed.values()), None)
 
 
-def prefix_length(found: bytes) -> int:
+def prefix_length(found: bytes | bytearray) -> int:
     """How many bytes from the first one on are not zero."""
     gap = found.find(0)
     return len(found) if gap < 0 else gap

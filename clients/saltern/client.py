@@ -52,6 +52,7 @@ DEADLINE_DEFAULT_MS = 1000
 SESSIONS_MAX_DEFAULT = 8
 
 SlotT = TypeVar("SlotT", GetSlot, PutSlot)
+T = TypeVar("T")
 
 
 class Client:
@@ -295,19 +296,16 @@ class Client:
         wanted = checked_keys(keys)
         try:
             homes = self._homes(wanted, deadline)
-            rows, failures = self._calls.lookup(
-                {target: [wanted[index] for index in indexes] for target, indexes in homes.items()}, deadline
-            )
+            rows, failures = self._calls.lookup(_dealt(wanted, homes), deadline)
         except SalternError as error:
             return Lookup(0, (False,) * len(wanted), error)
         if len(rows) == 1:
             [found] = rows.values()
         else:
-            merged = bytearray(len(wanted))
+            found = bytearray(len(wanted))
             for target, indexes in homes.items():
                 for index, there in zip(indexes, rows[target], strict=True):
-                    merged[index] = there
-            found = bytes(merged)
+                    found[index] = there
         return Lookup(prefix_length(found), struct.unpack(f"{len(found)}?", found), first_failure(failures))
 
     def exists(self, keys: Iterable[BlockKey], *, deadline_ms: DeadlineMs = None) -> list[bool]:
@@ -370,10 +368,7 @@ class Client:
         return [slot.answer for slot in slots]
 
     def _by_home(self, slots: list[SlotT], deadline: Deadline) -> Mapping[Target, list[SlotT]]:
-        homes = self._homes([slot.key for slot in slots], deadline)
-        if len(homes) == 1:
-            return dict.fromkeys(homes, slots)
-        return {target: [slots[index] for index in indexes] for target, indexes in homes.items()}
+        return _dealt(slots, self._homes([slot.key for slot in slots], deadline))
 
     def _homes(self, keys: Sequence[BlockKey], deadline: Deadline) -> Mapping[Target, Sequence[int]]:
         """The indexes of the keys that each node has to do with, in order."""
@@ -388,3 +383,10 @@ class Client:
     def _require_open(self) -> None:
         if self._router.closed:
             raise FailedPreconditionError("the client is closed", reason="CLIENT_CLOSED", hint="make a new one")
+
+
+def _dealt(batch: list[T], homes: Mapping[Target, Sequence[int]]) -> Mapping[Target, list[T]]:
+    """The batch by who has to do with it."""
+    if len(homes) == 1:
+        return dict.fromkeys(homes, batch)
+    return {target: [batch[index] for index in indexes] for target, indexes in homes.items()}

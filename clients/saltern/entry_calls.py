@@ -7,18 +7,19 @@ What is here knows nothing of chains: who asks which node is decided by :mod:`sa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from saltern.deadline import Deadline
 from saltern.errors import DataLossError, EntryTooLargeError, InternalError, SalternError
 from saltern.keys import BlockKey
 from saltern.results import Hit, Miss, Refused, get_result, put_result
 from saltern.routing import Operation, Router, Target
-from saltern.transport.registry import in_doubt_error
+from saltern.transport.registry import Place, in_doubt_error
 from saltern.transport.session import Session, split_requests
 from saltern.transport.slots import GetSlot, PutSlot
 from saltern.wire import KEYS_MAX
 
+SlotT = TypeVar("SlotT", GetSlot, PutSlot)
 #: What to ask or to give which node.
 KeysByTarget: TypeAlias = Mapping[Target, Sequence[BlockKey]]
 GetsByTarget: TypeAlias = Mapping[Target, Sequence[GetSlot]]
@@ -35,7 +36,7 @@ class EntryCalls:
 
     def put(self, puts: PutsByTarget, deadline: Deadline) -> None:
         """Store entries; fills in ``result`` of every slot."""
-        slots = [slot for batch in puts.values() for slot in batch]
+        slots = _all_of(puts)
         doubtful = self.router.registry.locate_doubtful([slot.view for slot in slots])
         for slot, place in zip(slots, doubtful, strict=True):
             if place is not None:
@@ -56,15 +57,15 @@ class EntryCalls:
         failures = self._run(work, deadline)
         for target, batch in puts.items():
             for slot in batch:
-                slot.result = slot.result or put_result(_cause(failures.get(target)))
+                if slot.result is None:
+                    slot.result = put_result(_cause(failures.get(target)))
 
     def get(self, gets: GetsByTarget, deadline: Deadline) -> None:
         """Read entries; fills in ``result`` of every slot."""
-        slots = [slot for batch in gets.values() for slot in batch]
-        for slot, in_doubt in zip(slots, self.in_doubt(slots), strict=True):
-            if in_doubt:
+        slots = _all_of(gets)
+        for slot, place in zip(slots, self._doubtful(slots), strict=True):
+            if place is not None:
                 slot.result = Miss(in_doubt_error())
-
         work = [
             (target, self._reading(batch))
             for target, batch in gets.items()
@@ -74,14 +75,15 @@ class EntryCalls:
         self._note_sizes(slots)
         for target, batch in gets.items():
             for slot in batch:
-                slot.result = slot.result or get_result(_cause(failures.get(target)))
+                if slot.result is None:
+                    slot.result = get_result(_cause(failures.get(target)))
         self._delete_damaged(gets, deadline)
 
-    def in_doubt(self, slots: Sequence[GetSlot]) -> list[bool]:
-        """Whether the memory of each slot is such that a late node may still write to it (I7)."""
-        return [place is not None for place in self.router.registry.locate_doubtful([slot.buffer for slot in slots])]
+    def any_in_doubt(self, slots: Sequence[GetSlot]) -> bool:
+        """Whether the memory of any slot is such that a late node may still write to it (I7)."""
+        return any(place is not None for place in self._doubtful(slots))
 
-    def lookup(self, keys: KeysByTarget, deadline: Deadline) -> tuple[dict[Target, bytes], Failures]:
+    def lookup(self, keys: KeysByTarget, deadline: Deadline) -> tuple[dict[Target, bytearray], Failures]:
         """Ask each node which of its keys are there, without touching them.
 
         Returns:
@@ -98,7 +100,9 @@ class EntryCalls:
 
         work = [(target, looking(wanted, found[target])) for target, wanted in keys.items() if wanted]
         failures = self._run(work, deadline)
-        return {target: bytes(row).ljust(len(keys[target]), b"\0") for target, row in found.items()}, failures
+        for target in failures:
+            found[target].extend(bytes(len(keys[target]) - len(found[target])))
+        return found, failures
 
     def delete(self, keys: KeysByTarget, deadline: Deadline) -> tuple[int, Failures]:
         """Delete entries; returns how many were there, each copy counted, as far as nodes have answered."""
@@ -118,7 +122,14 @@ class EntryCalls:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
+    def _doubtful(self, slots: Sequence[GetSlot]) -> list[Place | None]:
+        return self.router.registry.locate_doubtful([slot.buffer for slot in slots])
+
     def _run(self, work: Sequence[tuple[Target, Operation]], deadline: Deadline) -> Failures:
+        if len(work) == 1:
+            target, operation = work[0]
+            error = self.router.run(target, operation, deadline)
+            return {target: error} if error is not None else {}
         errors = self.router.run_all(work, deadline)
         return {target: error for (target, _), error in zip(work, errors, strict=True) if error is not None}
 
@@ -145,18 +156,24 @@ class EntryCalls:
 
         Best effort: nodes do not sum DRAM on every get, and keep the first bytes of a key. A reader may not delete.
         """
-        damaged = {
-            target: [slot.key for slot in batch if isinstance(slot.result, Miss) and _is_damaged(slot.result.cause)]
-            for target, batch in gets.items()
-        }
-        if any(damaged.values()):
-            self.delete(damaged, deadline)
+        for target, batch in gets.items():
+            damaged = [slot.key for slot in batch if isinstance(slot.result, Miss) and _is_damaged(slot.result.cause)]
+            if damaged:
+                self.delete({target: damaged}, deadline)
 
     def _note_sizes(self, slots: Sequence[GetSlot]) -> None:
         """Remember how long entries are, for the next guess; a batch of much shorter ones lowers it."""
         longest_bytes = max((slot.result.size_bytes for slot in slots if isinstance(slot.result, Hit)), default=0)
         if longest_bytes > self._entry_bytes_seen or 0 < longest_bytes < self._entry_bytes_seen // 4:
             self._entry_bytes_seen = longest_bytes
+
+
+def _all_of(batches: Mapping[Target, Sequence[SlotT]]) -> Sequence[SlotT]:
+    """The slots of every node, in one sequence."""
+    if len(batches) == 1:
+        [slots] = batches.values()
+        return slots
+    return [slot for batch in batches.values() for slot in batch]
 
 
 def first_failure(failures: Failures) -> SalternError | None:
