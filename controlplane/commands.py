@@ -35,6 +35,9 @@ _PATH = click.Path(path_type=Path)
     "--audit-checkpoint-dir", type=_PATH, help="Folder for signed checkpoints of the audit trail. [in --state-dir]"
 )
 @click.option(
+    "--audit-checkpoint-url", metavar="s3://BUCKET/FOLDER", help="Keep them in an object store instead, written once."
+)
+@click.option(
     "--audit-checkpoint-interval-s", type=float, metavar="SECONDS", help="How often audit chains are signed. [60]"
 )
 @click.option("--ready-file", type=_PATH, help="Written when the process serves, removed when it stops.")

@@ -36,6 +36,7 @@ from controlplane.core.readiness import DatabaseSeen, NodeSeen, judge
 from controlplane.db import Database, models
 from controlplane.db.looks import look_at
 from controlplane.node.registry import LOST_AFTER
+from controlplane.trust import TrustWatch
 from saltern.endpoints import Endpoint
 from saltern.errors import FailedPreconditionError
 from saltern.http_door import Answer, HttpDoor
@@ -81,6 +82,7 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
         self._read_s = float("-inf")
         self._lock = asyncio.Lock()
         self.is_draining = False
+        self._trust: TrustWatch | None = None
         self._registry = registry = CollectorRegistry()
         labels = ("method", "code")
         self._requests = Counter("saltern_control_requests", "Calls answered.", labels, registry=registry)
@@ -107,6 +109,11 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
         self._build.info({"version": version("saltern-server")})
         ProcessCollector(registry=registry)
         registry.register(GC_COLLECTOR)
+
+    def watch(self, trust: TrustWatch) -> None:
+        """Tell of ``trust`` too."""
+        self._trust = trust
+        self._registry.register(trust)
 
     # ---- calls
 
@@ -187,7 +194,8 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
         if cluster is None:
             readiness = judge(None, self.is_draining)
         else:
-            readiness = judge(self._database_seen, self.is_draining, cluster.nodes)
+            trust = () if self._trust is None else self._trust.findings()
+            readiness = judge(self._database_seen, self.is_draining, cluster.nodes, trust)
         status = HTTPStatus.OK if readiness.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         reasons = [{"reason": finding.reason, "message": finding.message} for finding in readiness.findings]
         return Answer.of_json(status, {"state": readiness.state, "reasons": reasons})

@@ -29,8 +29,9 @@ import migrations
 from controlplane import admin
 from controlplane.audit import DenialLog
 from controlplane.audit.checkpoint_keys import CheckpointKeys, load_checkpoint_key
-from controlplane.audit.checkpoint_sinks import FolderSink
+from controlplane.audit.checkpoint_sinks import CheckpointSink, FolderSink
 from controlplane.audit.checkpoints import CheckpointWriter
+from controlplane.audit.object_sink import ObjectSink
 from controlplane.auth.bootstrap import ensure_bootstrap
 from controlplane.auth.door import AuthenticationDoor
 from controlplane.auth.key_keeper import KeyKeeper
@@ -55,10 +56,12 @@ from controlplane.rpc import database_failure
 from controlplane.salts.keeper import SaltKeeper
 from controlplane.secrets import KeyEncryptionKey
 from controlplane.settings import ControlSettings
+from controlplane.trust import TrustWatch
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.endpoints import Endpoint
 from saltern.errors import FailedPreconditionError
 from saltern.node.v1 import node_pb2, node_pb2_grpc
+from saltern.objects import ObjectFolder
 from saltern.rpc_tls import server_credentials
 from saltern.tls_reload import ReloadingTls
 
@@ -242,6 +245,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         stack.push_async_callback(_cancel, rewrapping)
         signing = await _start_checkpoints(settings, database, key_encryption_key, clock)
         stack.push_async_callback(signing.stop)  # after the drain: the last acts are signed too
+        metrics.watch(TrustWatch(signing, wrapping))
         metrics_endpoint = await stack.enter_async_context(serving_metrics(metrics, settings.metrics_listen))
         await server.start()
         control_plane = ControlPlane(
@@ -289,7 +293,11 @@ async def _load_keys(
 async def _start_checkpoints(
     settings: ControlSettings, database: Database, key_encryption_key: KeyEncryptionKey, clock: Clock
 ) -> CheckpointWriter:
-    sink = FolderSink(settings.audit_checkpoint_dir or settings.state_dir / CHECKPOINT_FOLDER)
+    sink: CheckpointSink
+    if settings.audit_checkpoint_url is not None:
+        sink = await asyncio.to_thread(ObjectSink, ObjectFolder(settings.audit_checkpoint_url))
+    else:
+        sink = FolderSink(settings.audit_checkpoint_dir or settings.state_dir / CHECKPOINT_FOLDER)
     try:
         key = await load_checkpoint_key(database, key_encryption_key, clock)
     except SQLAlchemyError as error:

@@ -1,7 +1,6 @@
 """Where checkpoints are kept: out of the database's reach, append-only.
 
-``CheckpointSink`` is the interface; ``FolderSink`` keeps files. Another place, such as an object store with a retention
-lock, needs only these three methods and to let one writer in at a time.
+``CheckpointSink`` is the interface; ``FolderSink`` keeps files, ``controlplane.audit.object_sink`` objects.
 """
 
 from __future__ import annotations
@@ -32,11 +31,15 @@ class CheckpointSink(Protocol):
         ...
 
     def last(self, chain: str) -> Checkpoint | None:
-        """The newest checkpoint of ``chain``, not verified; raises OSError."""
+        """The newest checkpoint of ``chain``, not verified; raises OSError, or SalternError of an object store."""
         ...
 
-    def append(self, checkpoint: Checkpoint) -> None:
-        """Keep ``checkpoint``: it is safe when this returns, or this raises OSError and nothing is there."""
+    def append(self, checkpoint: Checkpoint) -> bool:
+        """Keep ``checkpoint``: it is safe when this returns True.
+
+        False: another writer has appended since :meth:`last`, and nothing was done. Raises OSError, or SalternError of
+        an object store, and then mostly nothing is there; the next :meth:`last` tells.
+        """
         ...
 
 
@@ -83,7 +86,7 @@ class FolderSink:
                     continue
         return None
 
-    def append(self, checkpoint: Checkpoint) -> None:
+    def append(self, checkpoint: Checkpoint) -> bool:
         folder = self._folder / checkpoint.chain
         make_folder(folder, 0o750)
         day = (_EPOCH + timedelta(microseconds=checkpoint.time_us)).date().isoformat()
@@ -104,6 +107,7 @@ class FolderSink:
         if is_new:
             _sync_folder(folder)
             _sync_folder(self._folder)
+        return True
 
 
 def _sync_folder(path: Path) -> None:

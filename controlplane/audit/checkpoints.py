@@ -121,7 +121,8 @@ class CheckpointWriter:
         """Sign every chain that has moved since its last checkpoint; return what was signed.
 
         Raises:
-            OSError: the sink cannot be used. sqlalchemy.exc.SQLAlchemyError: the database cannot be reached.
+            OSError, SalternError: the sink cannot be used.
+            sqlalchemy.exc.SQLAlchemyError: the database cannot be reached.
         """
         key = await self._current_key()
         if key.id != self._key_id:
@@ -197,8 +198,7 @@ class CheckpointWriter:
             time_us = (self._clock() - _EPOCH) // _MICROSECOND
             previous = before.digest if before is not None else NO_DIGEST
             checkpoint = sign_checkpoint(key.private_key, chain, head, time_us=time_us, previous=previous)
-            self._sink.append(checkpoint)
-            return checkpoint
+            return checkpoint if self._sink.append(checkpoint) else None
 
     def _report(self, chain: str, why: str) -> None:
         self.broken[chain] = why

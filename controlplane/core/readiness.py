@@ -101,13 +101,24 @@ class NodeSeen:
         return self.silent_s >= SILENT_S or self.behind_s >= BEHIND_S
 
 
-def judge(database: DatabaseSeen | None, is_draining: bool, nodes: Sequence[NodeSeen] = ()) -> Readiness:
-    """Say how a control plane is; ``database`` is None where it does not answer."""
+def judge(
+    database: DatabaseSeen | None,
+    is_draining: bool,
+    nodes: Sequence[NodeSeen] = (),
+    others: Sequence[Finding] = (),
+) -> Readiness:
+    """Say how a control plane is.
+
+    Args:
+        database: None where it does not answer.
+        others: what else hinders it.
+    """
     if is_draining:
         return Readiness(ReadyState.DRAINING, (Finding("DRAINING", "the control plane is shutting down"),))
     if database is None:
         return Readiness(ReadyState.UNREADY, (Finding("DATABASE_UNAVAILABLE", "the database does not answer"),))
-    prevents, hinders = [], []
+    prevents: list[Finding] = []
+    hinders = list(others)
     if database.is_read_only:
         prevents.append(Finding("DATABASE_READ_ONLY", "the database takes no writes, and every act is a write (I11)"))
     match database.schema:

@@ -162,6 +162,10 @@ class TextExport:
             self._cursor_file.save(self._cursor)
         self._saved_s = time.monotonic()
 
+    def finish(self) -> None:
+        """As :meth:`save`, at the end."""
+        self.save()
+
     def close(self) -> None:
         self._output.close()
 

@@ -56,8 +56,9 @@ class _Stretch:
     help="jsonl verifies; csv is safe in spreadsheets; ocsf is API Activity of OCSF 1.7.0; parquet needs pyarrow.",
 )  # fmt: skip
 @click.option(
-    "--output", default=_STDOUT, metavar="FILE|-", show_default=True, help="Where to; a file must not be there yet."
-)
+    "--output", default=_STDOUT, metavar="FILE|-|s3://BUCKET/FOLDER", show_default=True,
+    help="Where to; a file must not be there yet. In an object store: objects of up to 100,000 events, written once.",
+)  # fmt: skip
 @click.option("--since", type=TIME, help="Begin with the first event of this time or later.")
 @click.option("--until", type=TIME, help="End with the last event before this time.")
 @click.option(
@@ -79,22 +80,30 @@ def export(
     saltern audit export --tenant acme --output acme.jsonl --cursor acme.cursor
     saltern audit export --platform --format ocsf --follow --cursor siem.cursor | siem-agent
     saltern audit export --tenant acme --format parquet --since 2026-11-01 --output november.parquet
+    saltern audit export --tenant acme --format parquet --output s3://lake/audit/acme --cursor acme.cursor
     """
     from saltern.audit.cursor import CursorFile
     from saltern.audit.exporting import TextExport, parquet_start, write_parquet
     from saltern.audit.lines import PLATFORM_CHAIN
+    from saltern.audit.object_export import ObjectExport
+    from saltern.objects import ObjectFolder, is_object_url
 
     if platform and tenant_id:
         raise click.UsageError("--tenant and --platform exclude each other")
-    if follow and (until is not None or format_name == "parquet"):
-        raise click.UsageError("--follow goes on without end: it fits neither --until nor --format parquet")
+    to_objects = is_object_url(output)
+    if follow and (until is not None or (format_name == "parquet" and not to_objects)):
+        raise click.UsageError("--follow goes on without end: it fits neither --until nor a file of --format parquet")
     admin = connect(ctx)
     owner = tenant_id or ("" if platform else admin.tenant_id)
     chain = owner or PLATFORM_CHAIN
     stretch = _Stretch(tenant_name(TenantId(owner)) if owner else "", since, until)
     cursor_file = CursorFile(cursor_path.absolute()) if cursor_path is not None else None
     try:
-        if format_name == "parquet":
+        if to_objects:
+            folder = ObjectFolder(output)
+            with closing(ObjectExport(chain, format_name, folder=folder, cursor_file=cursor_file)) as objects:
+                events = _export_text(admin, stretch, objects, follow=follow)
+        elif format_name == "parquet":
             after_sequence = parquet_start(chain, output, cursor_file)
             pages = _pages(admin, stretch, after_sequence)
             events = write_parquet(chain, pages, output, after_sequence, cursor_file)
@@ -124,12 +133,13 @@ def _export_text(admin: AdminClient, stretch: _Stretch, export: Any, *, follow: 
             except UnavailableError:
                 if not follow:
                     raise
-            export.save()
             if not follow:
+                export.finish()
                 break
+            export.save()
             time.sleep(_FOLLOW_EVERY_S)
     except (SalternError, KeyboardInterrupt):
-        export.save()  # what has arrived is whole: the next run goes on behind it
+        export.finish()  # what has arrived is whole: the next run goes on behind it
         raise
     return int(export.events)
 

@@ -30,7 +30,7 @@ _SHOWN_FINDINGS: Final = 20
 @click.command("verify", cls=Command)
 @click.argument("exports", metavar="EXPORT...", nargs=-1, required=True)
 @click.option(
-    "--checkpoints", "checkpoint_paths", type=_PATH, multiple=True, required=True, metavar="FOLDER|FILE",
+    "--checkpoints", "checkpoint_places", multiple=True, required=True, metavar="FOLDER|FILE|s3://BUCKET/FOLDER",
     help="Where the control plane keeps checkpoints; once for each control plane that has a folder of its own.",
 )  # fmt: skip
 @click.option(
@@ -49,7 +49,7 @@ _SHOWN_FINDINGS: Final = 20
 @click.option("--as-of", type=TIME, help="When the checkpoints were copied, for those of an archive. [default: now]")
 @click.pass_context
 def verify(
-    ctx: click.Context, *, exports: tuple[str, ...], checkpoint_paths: tuple[Path, ...], key_path: Path,
+    ctx: click.Context, *, exports: tuple[str, ...], checkpoint_places: tuple[str, ...], key_path: Path,
     tenant_id: TenantId | None, platform: bool, from_sequence: int, memory_path: Path | None, as_of: datetime | None,
 ) -> int:  # fmt: skip
     """Verify exports (jsonl, in order; - for standard input) against signed checkpoints, without any server.
@@ -83,8 +83,8 @@ def verify(
             remembered=_load_memory(memory_path, chain),
             now_us=round((as_of or datetime.now(UTC)).timestamp() * 1_000_000),
         )
-        for path in checkpoint_paths:
-            verifier.read_checkpoints(_checkpoint_lines(path, chain))
+        for place in checkpoint_places:
+            verifier.read_checkpoints(_checkpoint_lines(place, chain))
         verifier.read_events(lines)
     report = verifier.finish()
     if settings_of(ctx).json:
@@ -143,8 +143,17 @@ def _open(name: str, stack: ExitStack) -> BinaryIO:
         raise _unreadable(Path(name), error) from None
 
 
-def _checkpoint_lines(path: Path, chain: str) -> Iterator[bytes]:
-    """The lines of a file, of a chain's folder, or of the folder that holds it; day by day."""
+def _checkpoint_lines(place: str, chain: str) -> Iterator[bytes]:
+    """The lines of a file, of a chain's folder, or of the folder that holds it, here or in an object store."""
+    from saltern.objects import ObjectFolder, is_object_url
+
+    if is_object_url(place):
+        folder_of_objects = ObjectFolder(place)
+        for names in folder_of_objects.names(f"{chain}/"):
+            for name in names:
+                yield from (folder_of_objects.read(name) or b"").splitlines()
+        return
+    path = Path(place)
     if path.is_dir():
         folder = path / chain if (path / chain).is_dir() else path
         for file in sorted(folder.glob("*.jsonl")):
