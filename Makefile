@@ -12,7 +12,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sim sim-leases isolation chaos faults noisy lint format bench bench-scale bench-peers bench-control core-cost ssd-cost proto proto-check clean
+.PHONY: help setup demo test sim sim-leases isolation chaos faults noisy lint format bench bench-scale bench-peers bench-control bench-placement core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -74,6 +74,9 @@ bench-peers: setup  ## install the other stores that make bench measures, each i
 
 bench-control: setup  ## measure the control plane beside bare limits: BENCH_CONTROL_ARGS="--output json"
 	@$(BIN)/python -m controlplane.bench_control $(BENCH_CONTROL_ARGS)
+
+bench-placement: setup  ## compare placement rules on a recorded trace: PLACEMENT_ARGS="TRACE --nodes 8 16"
+	@$(BIN)/python -m saltern.bench.placement $(or $(PLACEMENT_ARGS),$(SALTERN_TRACES)/multitenant/four_tenants_15min.jsonl.gz)
 
 ssd-cost: setup  ## measure the SSD tier beside its device: SSD_COST_ARGS="--folder /nvme --recovery-entries 1000000"
 	@$(BIN)/python -m dataplane.bench_ssd $(SSD_COST_ARGS)
