@@ -19,9 +19,11 @@ nodes          nodes that one prompt asks, at once
 from __future__ import annotations
 
 import argparse
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +37,6 @@ from saltern.traces.mooncake import BLOCK_TOKENS, TraceRequest, read_trace
 #: Requests after the loss over which the hit rate is taken.
 WINDOW_REQUESTS: Final = 300
 NODES: Final = 8
-#: Inference servers, each with a client of its own that knows only its own reads; requests go round.
 CLIENTS: Final = 8
 _EPOCH: Final = 1
 _NAMESPACE: Final = NamespaceId("trace")
@@ -145,12 +146,18 @@ class SingleWorld(World):
 
 
 class PairWorld(World):
-    """The rule of :mod:`saltern.placement`, by the functions that the client itself plans with."""
+    """The rule of :mod:`saltern.placement`, by the functions that the client itself plans with.
 
-    def __init__(self, nodes: int, block_tokens: int, clients: int = CLIENTS) -> None:
+    Args:
+        clients: inference servers, each with a client of its own that knows only its own reads.
+        sticky: chains with the same first block always come to the same client; otherwise requests go round.
+    """
+
+    def __init__(self, nodes: int, block_tokens: int, *, clients: int = CLIENTS, sticky: bool = False) -> None:
         super().__init__(nodes, block_tokens)
         self._loads = [ReadLoad() for _ in range(clients)]
-        self._turn = 0
+        self._sticky = sticky
+        self._requests = 0
         self._pairs: dict[tuple[str, bytes], Pair] = {}
 
     def lose(self, node: int) -> None:
@@ -159,8 +166,9 @@ class PairWorld(World):
 
     def serve(self, request: TraceRequest) -> int:
         ids, tenant = request.block_ids, request.tenant
-        load = self._loads[self._turn]
-        self._turn = (self._turn + 1) % len(self._loads)
+        turn = zlib.crc32(f"{tenant} {ids[0]}".encode()) if self._sticky else self._requests
+        load = self._loads[turn % len(self._loads)]
+        self._requests += 1
         placement = self._placement(tenant)
         pair = self._pair(placement, tenant, ids)
         self.asked += len(pair.asked)
@@ -196,6 +204,7 @@ class PairWorld(World):
 
 
 WorldMaker = Callable[[int, int], World]
+OURS: Final = "pair (ours)"
 
 
 def _by_head(depth: int) -> Callable[[Sequence[int], int], int]:
@@ -219,7 +228,7 @@ RULES: Final[dict[str, WorldMaker]] = {
     **{f"seg{n}": lambda nodes, tokens, n=n: SingleWorld(nodes, tokens, _by_segment(n)) for n in (16, 64)},  # type: ignore[misc]
     **{f"head{n}": lambda nodes, tokens, n=n: SingleWorld(nodes, tokens, _by_head(n)) for n in (16, 32, 64)},  # type: ignore[misc]
     **{f"head{n}*": lambda nodes, tokens, n=n: SingleWorld(nodes, tokens, _by_tail(n), n) for n in (16, 32, 64)},  # type: ignore[misc]
-    "pair (ours)": PairWorld,
+    OURS: PairWorld,
 }
 
 
@@ -276,14 +285,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("trace", type=Path, help="a JSONL file in the Mooncake form")
     parser.add_argument("--nodes", type=int, nargs="+", default=[NODES], help="how many nodes (default: 8)")
     parser.add_argument("--block-tokens", type=int, default=BLOCK_TOKENS, help="tokens in one block (default: 512)")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="inference servers, for our rule (default: 8)")
+    parser.add_argument("--sticky", action="store_true", help="each conversation always comes to the same server")
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES), metavar="RULE")
     options = parser.parse_args(arguments)
+    rules: dict[str, WorldMaker] = {**RULES, OURS: partial(PairWorld, clients=options.clients, sticky=options.sticky)}
     requests = list(read_trace(options.trace, block_tokens=options.block_tokens))
     for nodes in options.nodes:
         print(f"\n{options.trace.name}, {len(requests)} requests, {nodes} nodes\n")  # noqa: T201
         print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}")  # noqa: T201
         for name in options.rules:
-            figures = measure(RULES[name], requests, nodes=nodes, block_tokens=options.block_tokens)
+            figures = measure(rules[name], requests, nodes=nodes, block_tokens=options.block_tokens)
             print(f"| {' | '.join([name, *figures.cells()])} |", flush=True)  # noqa: T201
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from saltern.bench.placement import RULES, Figures, hit_rate, main, measure
+from saltern.bench.placement import OURS, RULES, Figures, hit_rate, main, measure
 from saltern.traces.mooncake import TraceRequest, encode_jsonl, read_trace
 
 FOUR_TENANTS = "multitenant/four_tenants_15min.jsonl.gz"
 
 
 def ours(requests: list[TraceRequest], **options: int | tuple[int, ...]) -> Figures:
-    return measure(RULES["pair (ours)"], requests, **options)  # type: ignore[arg-type]
+    return measure(RULES[OURS], requests, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif("SALTERN_TRACES" not in os.environ, reason="needs SALTERN_TRACES, a folder of recorded traces")
@@ -70,6 +70,6 @@ def test_the_hit_rate_counts_tokens_over_the_window_behind_the_half() -> None:
 def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_bytes(encode_jsonl(conversations(4, 3)))
-    main([str(trace), "--nodes", "2", "3"])
+    main([str(trace), "--nodes", "2", "3", "--clients", "2", "--sticky"])
     printed = capsys.readouterr().out
     assert printed.count("| pair (ours) |") == 2 and "12 requests, 3 nodes" in printed
