@@ -32,7 +32,7 @@ from saltern.grant import NodeEndpoint
 from saltern.keys import BlockHash, frame
 from saltern.names import NamespaceId, TenantId
 
-#: What prompts share (system prompt, tools) fits in here; measured: anywhere from 512 to 16,384 tokens does well.
+#: What prompts share (system prompt, tools) mostly fits in here; docs/performance.md has figures of shorter heads.
 HEAD_TOKENS: Final = 4096
 #: Where nobody said how many tokens a block has.
 BLOCK_TOKENS_DEFAULT: Final = 16
