@@ -78,6 +78,7 @@ TENANT_SESSIONS = Family("tenant_sessions", "gauge", "Open sessions of the wire 
 # ---- what happened to them
 GET_HITS = Family("get_hits", "counter", "Keys asked for with get and found, on either tier.", _T)
 GET_MISSES = Family("get_misses", "counter", "Keys asked for with get and not found.", _T)
+PEER_HITS = Family("peer_hits", "counter", "Hits that were entries of a peer, in a sharing group.", _T)
 HITS_HELD_BACK = Family(
     "hits_held_back", "counter", "Misses of keys that were there: too much was in transfer already.", _T
 )

@@ -41,6 +41,7 @@ _SSD_LEAVING_BYTES: Final = catalog.SSD_LEAVING_BYTES.series()
 _SSD_SEGMENTS: Final = catalog.SSD_SEGMENTS.series()
 _GET_HITS: Final = catalog.GET_HITS.series()
 _GET_MISSES: Final = catalog.GET_MISSES.series()
+_PEER_HITS: Final = catalog.PEER_HITS.series()
 _HITS_HELD_BACK: Final = catalog.HITS_HELD_BACK.series()
 _GET_BYTES: Final = catalog.GET_BYTES.series()
 _PUTS_STORED: Final = catalog.PUTS_STORED.series()
@@ -118,6 +119,7 @@ def counters(usage: TenantUsage, spent: Spent | None, rates: Rates | None) -> Re
     found: Readings = {
         _GET_HITS: counted.get_hits,
         _GET_MISSES: counted.get_misses,
+        _PEER_HITS: counted.peer_hits,
         _HITS_HELD_BACK: counted.hits_held_back,
         _GET_BYTES: counted.get_bytes,
         _PUTS_STORED: counted.puts_stored,

@@ -24,7 +24,7 @@ from saltern.admin.v1 import quotas_pb2, usage_pb2
 from saltern.errors import InvalidArgumentError
 from saltern.names import NamespaceId, TenantId
 from saltern.node.v1 import node_pb2
-from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
+from tenants.policy import GroupPeer, GroupPolicy, NamespacePolicy, NodePolicy, TenantPolicy, TenantState
 from tenants.quota import RATE_MAX, RateLimits, Tier, TierQuota
 from tenants.tokens import KeySet
 from tests.support.snapshots import KEY, snapshot
@@ -58,6 +58,30 @@ def test_a_control_plane_that_knows_no_rates_sets_none() -> None:
     assert decode_snapshot(message)[0].tenants[TenantId("acme")].rates == RateLimits()
 
 
+def _group(message: node_pb2.PolicySnapshot) -> node_pb2.GroupPolicy:
+    """A sharing group, added to the namespace."""
+    group = message.tenants[0].namespaces[0].groups.add(uid="g", epochs=[1, 2])
+    group.peers.add(tenant_id="blue", namespace_id="chat", namespace_uid="v")
+    return group
+
+
+def _group_of(message: node_pb2.PolicySnapshot) -> node_pb2.GroupPolicy:
+    """The group that is there, or else one that is added."""
+    groups = message.tenants[0].namespaces[0].groups
+    return groups[0] if groups else _group(message)
+
+
+def test_sharing_groups_arrive_as_they_were_sent() -> None:
+    message = snapshot()
+    _group(message)
+    policy, key_set = decode_snapshot(message)
+    peer = GroupPeer(TenantId("blue"), NamespaceId("chat"), "v")
+    assert policy.tenants[TenantId("acme")].namespaces[NamespaceId("chat")].groups == {
+        "g": GroupPolicy((1, 2), (peer,))
+    }
+    assert decode_snapshot(encode_policy(policy, key_set, utc_now())) == (policy, key_set)
+
+
 MALFORMED: dict[str, Callable[[node_pb2.PolicySnapshot], object]] = {
     "no version": lambda s: s.ClearField("version"),
     "no issuer": lambda s: s.key_set.ClearField("issuer"),
@@ -83,6 +107,22 @@ MALFORMED: dict[str, Callable[[node_pb2.PolicySnapshot], object]] = {
     "a negative rate of writes": lambda s: setattr(s.tenants[0].rates, "ssd_write_bytes_per_s", -(2**63)),
     "epochs out of order": lambda s: s.tenants[0].namespaces[0].epochs.append(1),
     "a negative epoch": lambda s: s.tenants[0].namespaces[0].epochs.insert(0, -1),
+    "a namespace's uid that joins two": lambda s: setattr(s.tenants[0].namespaces[0], "uid", "u/g"),
+    "a group without a uid": lambda s: setattr(_group(s), "uid", ""),
+    "a group's uid that joins two": lambda s: setattr(_group(s), "uid", "g/h"),
+    "a group's uid without end": lambda s: setattr(_group(s), "uid", "g" * 10_000),
+    "a group twice": lambda s: (_group(s), _group(s)),
+    "a group without epochs": lambda s: _group(s).ClearField("epochs"),
+    "a group's epochs out of order": lambda s: _group(s).epochs.append(1),
+    "a group with a negative epoch": lambda s: _group(s).epochs.insert(0, -1),
+    "a peer twice": lambda s: _group(s).peers.add(tenant_id="blue", namespace_id="chat", namespace_uid="v"),
+    "a namespace that is its own peer": lambda s: setattr(_group(s).peers[0], "namespace_uid", "u"),
+    "a peer without a uid": lambda s: setattr(_group(s).peers[0], "namespace_uid", ""),
+    "the platform as a peer": lambda s: setattr(_group(s).peers[0], "tenant_id", "platform"),
+    "a peer's name with a slash": lambda s: setattr(_group(s).peers[0], "namespace_id", "a/b"),
+    "more peers than a group has": lambda s: [
+        _group_of(s).peers.add(tenant_id="blue", namespace_id="chat", namespace_uid=f"v{n}") for n in range(16)
+    ],
 }
 
 

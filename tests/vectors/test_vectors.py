@@ -110,7 +110,7 @@ def test_a_stranger_derives_the_same_block_keys() -> None:
 
 #: Keys and types of every body, copied by hand from sections 4 and 6 of WIRE.md.
 DOCUMENTED: dict[tuple[str, int], dict[str, type | tuple[type, ...]]] = {
-    ("request", 1): {"token": str, "namespace": str, "epoch": int, "client": str},
+    ("request", 1): {"token": str, "namespace": str, "epoch": int, "client": str, "group": str},
     ("reply", 1): {
         "node": str, "host": str, "tenant": str, "namespace": str, "epoch": int, "expires_ms": int,
         "entry_max_bytes": int,

@@ -155,6 +155,12 @@ def wire_vectors() -> dict[str, Any]:
         ("register", op.REGISTER, wire.Register(0, 64 * 1024 * 1024), b""),
         ("unregister", op.UNREGISTER, wire.Unregister(0), b""),
         ("ping", op.PING, wire.Empty(), b""),
+        (
+            "hello in a sharing group",
+            op.HELLO,
+            wire.Hello("header.claims.signature", "chat", 2, "a client", "3f0e6c1a-0000-4000-8000-000000000001"),
+            b"",
+        ),
     ]
     full = ResourceExhaustedError(
         "tenant acme holds 100 of 100 bytes on dram",
