@@ -75,6 +75,9 @@ bench-peers: setup  ## install the other stores that make bench measures, each i
 bench-control: setup  ## measure the control plane beside bare limits: BENCH_CONTROL_ARGS="--output json"
 	@$(BIN)/python -m controlplane.bench_control $(BENCH_CONTROL_ARGS)
 
+bench-policy: setup  ## measure how long a change takes to be in force on 8 nodes with 10,000 tenants: BENCH_POLICY_ARGS="--output json"
+	@$(BIN)/python -m controlplane.bench_control.policy $(BENCH_POLICY_ARGS)
+
 bench-placement: setup  ## compare placement rules on a recorded trace: PLACEMENT_ARGS="TRACE --nodes 8 16"
 	@$(BIN)/python -m saltern.bench.placement $(or $(PLACEMENT_ARGS),$(SALTERN_TRACES)/multitenant/four_tenants_15min.jsonl.gz)
 

@@ -371,7 +371,10 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             UnavailableError: POLICY_STREAM_STALLED: there is a newer policy, and nothing has come for too long.
         """
         is_in_touch = self._lease.reported(sent_s, answer)
-        if is_in_touch and self._kept is not None and sent_s - self._confirmed_s >= CONFIRM_S:
+        # A policy that is still on its way to the disk must not lend its time to the one that is there: a restart would
+        # grow by shares that were given away since (I4).
+        is_kept = self._lease.acknowledged_version >= answer.policy_version
+        if is_in_touch and is_kept and self._kept is not None and sent_s - self._confirmed_s >= CONFIRM_S:
             self._confirmed_s = sent_s
             self._kept.confirm(time() - (monotonic() - sent_s))
         silent_s = min(self._lease.touch.behind_s(monotonic()), monotonic() - self._streamed_s)

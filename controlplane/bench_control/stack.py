@@ -51,10 +51,10 @@ def bench_stack() -> Iterator[BenchStack]:
         command += ["--metrics-listen", "off", "--state-dir", str(folder / "state"), "--ready-file", str(ready_file)]
         environment = {"SALTERN_DATABASE_URL": urls["app"], "SALTERN_MIGRATION_DATABASE_URL": urls["owner"]}
         log = stack.enter_context((folder / "control.log").open("wb"))
-        control = stack.enter_context(_child(command, environment, stderr=log))
-        echo = stack.enter_context(_child([sys.executable, "-m", "controlplane.bench_control.echo"], {}))
+        control = stack.enter_context(child(command, environment, stderr=log))
+        echo = stack.enter_context(child([sys.executable, "-m", "controlplane.bench_control.echo"], {}))
         assert echo.stdout is not None
-        ready = _wait_ready(control, ready_file, folder / "control.log")
+        ready = wait_ready(control, ready_file, folder / "control.log")
         yield BenchStack(
             control=ready["endpoint"],
             control_pid=control.pid,
@@ -71,6 +71,7 @@ async def prepared_keys(stack: BenchStack, channel: grpc.aio.Channel, tenants: i
     auth: Any = auth_pb2_grpc.AuthServiceStub(channel)
     token = (stack.state_dir / "bootstrap-token").read_text().strip()
     redeemed = await auth.RedeemBootstrapToken(auth_pb2.RedeemBootstrapTokenRequest(bootstrap_token=token))
+    (stack.state_dir / "bench-admin-key").write_text(redeemed.secret)
     exchange = auth_pb2.ExchangeApiKeyRequest(api_key=redeemed.secret, audience=auth_pb2.AUDIENCE_CONTROL)
     metadata = (("authorization", f"Bearer {(await auth.ExchangeApiKey(exchange)).access_token}"),)
     stubs: tuple[Any, Any, Any] = (
@@ -99,7 +100,8 @@ async def prepared_keys(stack: BenchStack, channel: grpc.aio.Channel, tenants: i
 
 
 @contextmanager
-def _child(command: list[str], environment: dict[str, str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+def child(command: list[str], environment: dict[str, str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run ``command`` for the time of the block, without any setting of whoever measures."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SALTERN_")}
     with subprocess.Popen(  # noqa: S603 (this interpreter and our own modules)
         command, env=clean | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
@@ -114,7 +116,8 @@ def _child(command: list[str], environment: dict[str, str], **options: Any) -> I
                 process.kill()
 
 
-def _wait_ready(process: subprocess.Popen[str], ready_file: Path, log: Path) -> dict[str, Any]:
+def wait_ready(process: subprocess.Popen[str], ready_file: Path, log: Path) -> dict[str, Any]:
+    """What a process says when it serves; raises UnavailableError (BENCH_NOT_STARTED)."""
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while not ready_file.exists():
         if process.poll() is not None or time.monotonic() > deadline_s:

@@ -1,0 +1,81 @@
+"""A deployment with many tenants and several nodes: rows made in bulk, nodes that are processes of their own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from controlplane.bench_control.stack import BenchStack, child, wait_ready
+from controlplane.db.row_security import EVERY_TENANT, TENANT_SETTING
+
+NAMESPACE: Final = "chat"
+#: What each node gets; all tenants together reserve nothing, so that any number fits.
+_DRAM: Final = "64MiB"
+
+_TENANT_ROWS: Final = """
+WITH made AS (
+    INSERT INTO tenants (id, uid, display_name, state, min_issue_time, first_audit_sequence, create_time, update_time,
+                         revision)
+    SELECT 'crowd-' || n, gen_random_uuid(), '', 'active', now() - interval '1 day', 1, now(), now(), 1
+    FROM generate_series(1, %(tenants)s) AS n RETURNING id
+), quotas AS (
+    INSERT INTO tier_quotas (tenant_id, tier, reserved_bytes, limit_bytes, weight, update_time, revision)
+    SELECT id, tier, 0, CASE tier WHEN 'dram' THEN 1048576 ELSE 0 END, 100, now(), 1
+    FROM made, (VALUES ('dram'), ('ssd')) AS tiers (tier)
+), policies AS (
+    INSERT INTO salt_policies (tenant_id, scope, epoch, update_time, revision)
+    SELECT id, 'tenant', 1, now(), 1 FROM made
+), epochs AS (
+    INSERT INTO salt_epochs (tenant_id, epoch, wrapped_root_secret, create_time) SELECT id, 1, '', now() FROM made
+)
+INSERT INTO namespaces (tenant_id, id, uid, model_fingerprint, block_tokens, block_bytes, create_time)
+SELECT id, %(namespace)s, gen_random_uuid(), 'bench', 16, 65536, now() FROM made
+"""
+_BUMP: Final = """
+WITH raised AS (UPDATE policy_state SET version = version + 1, update_time = now() RETURNING version)
+INSERT INTO policy_changes (version, tenant_id) SELECT version, NULL FROM raised
+"""
+
+
+def add_tenants(stack: BenchStack, tenants: int) -> None:
+    """Make tenants with a namespace and a quota each, in one transaction, as if each had been created by a call.
+
+    Nobody has keys of theirs: they are there to be many.
+    """
+    with psycopg.connect(stack.database_url) as connection:
+        connection.execute("SELECT set_config(%s, %s, true)", (TENANT_SETTING, EVERY_TENANT))
+        connection.execute(_TENANT_ROWS, {"tenants": tenants, "namespace": NAMESPACE})
+        connection.execute(_BUMP)
+
+
+@contextmanager
+def nodes(stack: BenchStack, count: int, api_key: str, folder: Path) -> Iterator[list[str]]:
+    """Run so many nodes for the time of the block; gives where each serves gRPC."""
+    key_file = folder / "node.key"
+    key_file.touch(0o600)
+    key_file.write_text(api_key)
+    with ExitStack() as processes:
+        started = []
+        for number in range(count):
+            own = folder / f"node-{number}"
+            own.mkdir(0o700)
+            ready_file, log_file = own / "ready.json", own / "node.log"
+            command = [sys.executable, "-m", "saltern", "serve", "node", "--node-id", f"node-{number}"]
+            command += ["--control", stack.control, "--api-key-file", str(key_file), "--listen", "127.0.0.1:0"]
+            command += ["--grpc-listen", "127.0.0.1:0", "--metrics-listen", "off", "--dram-bytes", _DRAM]
+            command += [
+                "--shm-path",
+                str(own / "shm"),
+                "--state-dir",
+                str(own / "state"),
+                "--ready-file",
+                str(ready_file),
+            ]
+            log = processes.enter_context(log_file.open("wb"))
+            started.append((processes.enter_context(child(command, {}, stderr=log)), ready_file, log_file))
+        yield [wait_ready(process, ready_file, log)["grpc_endpoint"] for process, ready_file, log in started]

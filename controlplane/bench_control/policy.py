@@ -1,0 +1,198 @@
+"""``python -m controlplane.bench_control.policy``: how long a change takes to be in force on every node."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any, Final
+
+import click
+import grpc
+
+from controlplane.bench_control.crowd import add_tenants, nodes
+from controlplane.bench_control.stack import NAMESPACE, BenchStack, bench_stack, prepared_keys
+from saltern.admin.v1 import (
+    credentials_pb2,
+    credentials_pb2_grpc,
+    nodes_pb2,
+    nodes_pb2_grpc,
+    policy_pb2,
+    policy_pb2_grpc,
+    quotas_pb2,
+    quotas_pb2_grpc,
+    tokens_pb2,
+    tokens_pb2_grpc,
+)
+from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
+from saltern.cache.v1 import cache_pb2, cache_pb2_grpc
+from saltern.policy_version import read_policy_version
+
+_TENANT: Final = "tenants/tenant-0"
+_POLL_S: Final = 0.005
+#: Single revocations that a tenant can have before they become one of all its tokens.
+_REVOCATIONS_MAX: Final = 50
+_WAIT_S: Final = 300
+
+
+@click.command()
+@click.option("--tenants", type=click.IntRange(1, 100_000), default=10_000, show_default=True)
+@click.option("--nodes", "node_count", type=click.IntRange(1, 64), default=8, show_default=True)
+@click.option("--rounds", type=click.IntRange(2, 10_000), default=100, show_default=True, help="Quota changes.")
+@click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def main(*, tenants: int, node_count: int, rounds: int, output: str) -> None:
+    """Measure quota change to enforcement, revocation to refusal and a snapshot of every tenant, on real nodes."""
+    with bench_stack() as stack, tempfile.TemporaryDirectory(prefix="saltern-bench-nodes-") as folder:
+        report = asyncio.run(measure(stack, Path(folder), tenants=tenants, node_count=node_count, rounds=rounds))
+    click.echo(json.dumps(report, indent=2) if output == "json" else table(report))
+
+
+async def measure(stack: BenchStack, folder: Path, *, tenants: int, node_count: int, rounds: int) -> dict[str, Any]:
+    """Everything once; the node processes run meanwhile."""
+    async with AsyncExitStack() as exits:
+        channel = await exits.enter_async_context(grpc.aio.insecure_channel(stack.control))
+        (key,) = await exits.enter_async_context(prepared_keys(stack, channel, 1))
+        cluster = Cluster(channel, await _bearer(channel, (stack.state_dir / "bench-admin-key").read_text()), key)
+        node_key = await cluster.add_node_key()
+        add_tenants(stack, tenants)
+        endpoints = exits.enter_context(nodes(stack, node_count, node_key, folder))
+        doors = [await exits.enter_async_context(grpc.aio.insecure_channel(endpoint)) for endpoint in endpoints]
+        began_s = perf_counter()
+        await cluster.wait(0)
+        report: dict[str, Any] = {"cpus": os.cpu_count(), "tenants": tenants, "nodes": node_count}
+        report["load_average_1_min_before"] = os.getloadavg()[0]
+        report["first_policy_s"] = perf_counter() - began_s
+        report["quota_ms"] = _spread([await cluster.quota_to_enforcement(number) for number in range(rounds)])
+        revocations = [await cluster.revocation_to_refusal(doors) for _ in range(min(rounds, _REVOCATIONS_MAX))]
+        report["revocation_ms"] = _spread(revocations)
+        report["snapshot_everywhere_ms"] = _spread([await cluster.snapshot_everywhere() for _ in range(5)])
+        report["load_average_1_min_after"] = os.getloadavg()[0]
+        report["client_cpu_s"] = process_time()
+        return report
+
+
+class Cluster:
+    """The administrator's side, and one tenant's API key."""
+
+    def __init__(self, channel: grpc.aio.Channel, metadata: Any, api_key: str) -> None:
+        self._metadata = metadata
+        self._api_key = api_key
+        self._auth: Any = auth_pb2_grpc.AuthServiceStub(channel)
+        self._credentials: Any = credentials_pb2_grpc.CredentialServiceStub(channel)
+        self._quotas: Any = quotas_pb2_grpc.QuotaServiceStub(channel)
+        self._tokens: Any = tokens_pb2_grpc.TokenServiceStub(channel)
+        self._nodes: Any = nodes_pb2_grpc.NodesServiceStub(channel)
+        self._policy: Any = policy_pb2_grpc.PolicyServiceStub(channel)
+
+    async def add_node_key(self) -> str:
+        """The secret of a key for nodes."""
+        request = credentials_pb2.CreateApiKeyRequest(
+            api_key_id="bench-nodes", api_key=credentials_pb2.ApiKey(role=credentials_pb2.ROLE_NODE)
+        )
+        secret: str = (await self._credentials.CreateApiKey(request, metadata=self._metadata)).secret
+        return secret
+
+    async def wait(self, version: int) -> None:
+        """Until ``version`` is in force, and kept on disk, on every node."""
+        request = policy_pb2.WaitForPolicyRequest(version=version)
+        request.timeout.FromSeconds(_WAIT_S)
+        await self._policy.WaitForPolicy(request, metadata=self._metadata)
+
+    async def _changed(self, call: Callable[..., Any], request: Any) -> int:
+        making = call(request, metadata=self._metadata)
+        await making
+        return read_policy_version(await making.trailing_metadata())
+
+    async def quota_to_enforcement(self, number: int) -> float:
+        """Milliseconds from sending a change of a quota until it is in force on every node."""
+        tier = quotas_pb2.TierQuota(tier=quotas_pb2.TIER_DRAM, limit_bytes=(1 + number % 2) << 24, weight=100)
+        request = quotas_pb2.UpdateQuotaRequest(quota=quotas_pb2.Quota(name=f"{_TENANT}/quota", tiers=[tier]))
+        began_s = perf_counter()
+        await self.wait(await self._changed(self._quotas.UpdateQuota, request))
+        return 1000 * (perf_counter() - began_s)
+
+    async def revocation_to_refusal(self, doors: list[grpc.aio.Channel]) -> float:
+        """Milliseconds from sending a revocation until every node has refused the token."""
+        exchange = auth_pb2.ExchangeApiKeyRequest(
+            api_key=self._api_key, audience=auth_pb2.AUDIENCE_NODE, namespace_id=NAMESPACE
+        )
+        token = (await self._auth.ExchangeApiKey(exchange)).access_token
+        await asyncio.gather(*(_ask(door, token) for door in doors))
+        request = tokens_pb2.RevokeTokenRequest(parent=_TENANT, token_id=_token_id(token))
+        began_s = perf_counter()
+        refusals = [asyncio.create_task(_refused(door, token)) for door in doors]
+        await self._changed(self._tokens.RevokeToken, request)
+        return 1000 * (max(await asyncio.gather(*refusals)) - began_s)
+
+    async def snapshot_everywhere(self) -> float:
+        """Milliseconds for a change that may be of any tenant: every node gets all of its policy."""
+        began_s = perf_counter()
+        await self.wait(
+            await self._changed(self._nodes.UncordonNode, nodes_pb2.UncordonNodeRequest(name="nodes/node-0"))
+        )
+        return 1000 * (perf_counter() - began_s)
+
+
+async def _bearer(channel: grpc.aio.Channel, api_key: str) -> Any:
+    auth: Any = auth_pb2_grpc.AuthServiceStub(channel)
+    exchange = auth_pb2.ExchangeApiKeyRequest(api_key=api_key, audience=auth_pb2.AUDIENCE_CONTROL)
+    return (("authorization", f"Bearer {(await auth.ExchangeApiKey(exchange)).access_token}"),)
+
+
+def _ask(door: grpc.aio.Channel, token: str) -> Awaitable[Any]:
+    stub: Any = cache_pb2_grpc.CacheServiceStub(door)
+    request = cache_pb2.LookupBlocksRequest(namespace_id=NAMESPACE, epoch=1, keys=[bytes(32)])
+    asking: Awaitable[Any] = stub.LookupBlocks(request, metadata=(("authorization", f"Bearer {token}"),))
+    return asking
+
+
+async def _refused(door: grpc.aio.Channel, token: str) -> float:
+    """When a node has refused the token."""
+    while True:
+        try:
+            await _ask(door, token)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                raise
+            return perf_counter()
+        await asyncio.sleep(_POLL_S)
+
+
+def _token_id(token: str) -> str:
+    payload = token.split(".")[1]
+    token_id: str = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["jti"]
+    return token_id
+
+
+def _spread(taken_ms: list[float]) -> dict[str, float]:
+    ordered = sorted(taken_ms)
+    at = {"p50": len(ordered) // 2, "p99": len(ordered) * 99 // 100, "max": len(ordered) - 1}
+    return {name: round(ordered[index], 1) for name, index in at.items()} | {"rounds": len(ordered)}
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report for people."""
+    what = {
+        "quota_ms": "quota change, until in force and kept on every node",
+        "revocation_ms": "revocation of a token, until every node has refused it",
+        "snapshot_everywhere_ms": "change of any tenant: a snapshot to every node",
+    }
+    lines = [f"{report['tenants']} tenants, {report['nodes']} nodes{'':32} {'p50 ms':>9} {'p99 ms':>9} {'max ms':>9}"]
+    for name, label in what.items():
+        spread = report[name]
+        lines.append(f"{label:56} {spread['p50']:9.1f} {spread['p99']:9.1f} {spread['max']:9.1f}")
+    load = f"{report['load_average_1_min_before']:.1f} to {report['load_average_1_min_after']:.1f}"
+    lines.append(
+        f"first policy on every node after {report['first_policy_s']:.1f} s; {report['cpus']} CPUs, load {load}"
+    )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
