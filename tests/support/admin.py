@@ -80,6 +80,17 @@ class BelievingDoor(grpc.aio.ServerInterceptor):
             with calling_as(caller):
                 return await handler.unary_unary(request, context)
 
+        async def streaming(request: Any, context: Any) -> Any:
+            with calling_as(caller):
+                async for response in handler.unary_stream(request, context):
+                    yield response
+
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                streaming,
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
         return grpc.unary_unary_rpc_method_handler(
             unary,
             request_deserializer=handler.request_deserializer,
