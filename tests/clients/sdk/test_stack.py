@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +19,7 @@ from saltern.results import Error, Hit, Miss, Stored
 from tests.conftest import SessionPostgres
 from tests.support.clients import DEADLINE_MS
 from tests.support.control import Control, control_plane, migrate
+from tests.support.real_node import real_node
 
 HASHES = [BlockHash(bytes([number]) * 32) for number in range(20)]
 BLOCKS = [bytes([number]) * 50_000 for number in range(20)]
@@ -36,32 +33,6 @@ async def control_with_tenants(postgres: SessionPostgres, folder: Path) -> Async
             for tenant in ("acme", "bravo"):
                 await control.add_tenant(tenant, "chat", limit_bytes=16 << 20)
             yield control
-
-
-@contextmanager
-def real_node(control: str, api_key: str, folder: Path) -> Iterator[None]:
-    """``saltern serve node`` as an operator starts it; ready when the block begins."""
-    key_file, ready_file = folder / "node.key", folder / "ready.json"
-    key_file.write_text(api_key)
-    key_file.chmod(0o600)
-    command = [
-        *(sys.executable, "-m", "saltern", "serve", "node", "--node-id", "node-1", "--control", control),
-        *("--api-key-file", str(key_file), "--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0"),
-        *("--metrics-listen", "off"),
-        *("--dram-bytes", "64MiB", "--state-dir", str(folder / "node"), "--no-prefault"),
-        *("--ready-file", str(ready_file)),
-    ]
-    with (folder / "node.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            end_s = time.monotonic() + 60
-            while not ready_file.exists():
-                assert process.poll() is None and time.monotonic() < end_s, (folder / "node.log").read_text()
-                time.sleep(0.02)
-            json.loads(ready_file.read_text())
-            yield
-        finally:
-            process.terminate()
-            process.wait(30)
 
 
 async def test_i2_two_tenants_from_api_key_to_bytes_and_back(postgres: SessionPostgres, tmp_path: Path) -> None:
