@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from dataplane.core.partition import UID_SEPARATOR
-from dataplane.core.usage import NodeUsage, SsdCounters, SsdUsage, TenantUsage
+from dataplane.core.usage import NamespaceUsage, NodeUsage, SsdCounters, SsdUsage, TenantUsage
 from saltern.admin.v1 import quotas_pb2, tenants_pb2, usage_pb2
 from saltern.auth.v1 import auth_pb2
 from saltern.errors import InvalidArgumentError, SalternError
@@ -21,7 +21,7 @@ from saltern.node.v1 import node_pb2
 from saltern.wire import ENTRY_MAX_BYTES
 from tenants.policy import GroupPeer, GroupPolicy, NamespacePolicy, NodePolicy, TenantPolicy, TenantState
 from tenants.policy_delta import PolicyDelta
-from tenants.quota import WEIGHT_DEFAULT, RateLimits, Tier, TierQuota
+from tenants.quota import BYTES_MAX, WEIGHT_DEFAULT, RateLimits, Tier, TierQuota
 from tenants.revocation import Revocation, RevocationSet
 from tenants.sharing import GROUP_MEMBERS_MAX
 from tenants.tokens import KeySet, public_key_from_x
@@ -113,9 +113,28 @@ def encode_usage(usage: NodeUsage) -> list[node_pb2.TenantUsage]:
             demotions_dropped_by_reason=None if books.ssd is None else _by_name(books.ssd.counters.dropped_by_reason),
             tenant_uid=books.uid,
             hit_tokens=books.counters.hit_tokens,
+            namespaces=[_encode_namespace(name, part) for name, part in books.namespaces.items()],
         )
         for tenant, books in usage.tenants.items()
     ]
+
+
+def _encode_namespace(name: NamespaceId, part: NamespaceUsage) -> node_pb2.NamespaceUsage:
+    held = (
+        (quotas_pb2.TIER_DRAM, part.used_bytes, part.entries, part.limit_bytes),
+        (quotas_pb2.TIER_SSD, part.ssd_used_bytes, part.ssd_entries, part.ssd_limit_bytes),
+    )
+    return node_pb2.NamespaceUsage(
+        namespace_id=name,
+        uid=part.uid,
+        tiers=[
+            node_pb2.NamespaceTierUsage(tier=tier, used_bytes=used_bytes, entries=entries, limit_bytes=limit_bytes)
+            for tier, used_bytes, entries, limit_bytes in held
+            if used_bytes or limit_bytes is not None
+        ],
+        get_hits=part.get_hits,
+        get_misses=part.get_misses,
+    )
 
 
 def _encode_tiers(books: TenantUsage) -> list[node_pb2.TenantTierUsage]:
@@ -203,8 +222,16 @@ def _decode_namespace(namespace: node_pb2.NamespacePolicy) -> tuple[NamespaceId,
         block_bytes=namespace.block_bytes,
         epochs=epochs,
         block_tokens=namespace.block_tokens,
+        tier_limits=_unique("limit", (_decode_limit(limit) for limit in namespace.tier_limits)),
         groups=_unique("sharing group", (_decode_group(group, namespace.uid) for group in namespace.groups)),
     )
+
+
+def _decode_limit(limit: node_pb2.TierLimit) -> tuple[Tier, int]:
+    tier = _TIERS.get(limit.tier)
+    if tier is None or not 0 <= limit.limit_bytes <= BYTES_MAX:
+        raise _malformed(f"a limit of {limit.limit_bytes} bytes on tier {limit.tier}")
+    return tier, limit.limit_bytes
 
 
 def _decode_group(group: node_pb2.GroupPolicy, own_uid: str) -> tuple[str, GroupPolicy]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from google.protobuf.empty_pb2 import Empty
@@ -12,9 +13,9 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.admin.etags import check_etag
-from controlplane.admin.fields import parse_integer, parse_page_size, parse_text
+from controlplane.admin.fields import parse_integer, parse_page_size, parse_text, refused
 from controlplane.admin.pages import cut_page, decode_identifier_token, encode_page_token
-from controlplane.admin.resources import to_namespace
+from controlplane.admin.resources import TIER_FROM_PROTO, to_namespace
 from controlplane.admin.service import AdminServicer, Change, absent, load_tenant, method, require_room
 from controlplane.caller import Caller, authorise
 from controlplane.db.models import BLOCK_TOKENS_MAX, MODEL_FINGERPRINT_MAX_CHARS, Namespace
@@ -32,10 +33,12 @@ from saltern.names import (
     tenant_name,
 )
 from saltern.wire import ENTRY_MAX_BYTES
+from tenants.quota import BYTES_MAX, Tier
 from tenants.roles import Permission
 
 #: Every node holds every namespace of every tenant in its policy, so their number has a limit.
 NAMESPACES_PER_TENANT_MAX = 256
+_LIMIT_COLUMNS = {Tier.DRAM: "dram_limit_bytes", Tier.SSD: "ssd_limit_bytes"}
 
 
 class NamespaceService(AdminServicer, namespaces_pb2_grpc.NamespaceServiceServicer):
@@ -55,6 +58,7 @@ class NamespaceService(AdminServicer, namespaces_pb2_grpc.NamespaceServiceServic
             ),
             "block_tokens": parse_integer(wanted.block_tokens, "block_tokens", 1, BLOCK_TOKENS_MAX),
             "block_bytes": parse_integer(wanted.block_bytes, "block_bytes", 1, ENTRY_MAX_BYTES),
+            **_parse_limits(wanted.tier_limits),
         }
 
         async def act(session: AsyncSession, now: datetime) -> Change[namespaces_pb2.Namespace]:
@@ -67,7 +71,7 @@ class NamespaceService(AdminServicer, namespaces_pb2_grpc.NamespaceServiceServic
                 raise AlreadyExistsError(
                     f"{namespace_name(tenant, namespace)} exists already",
                     reason="NAMESPACE_EXISTS",
-                    hint="choose another namespace id; a namespace does not change after its creation",
+                    hint="choose another namespace id; of a namespace only its limits change after its creation",
                     metadata={"tenant": tenant, "namespace": namespace},
                 )
             created = to_namespace(row)
@@ -108,6 +112,30 @@ class NamespaceService(AdminServicer, namespaces_pb2_grpc.NamespaceServiceServic
         )
 
     @method
+    async def UpdateNamespace(
+        self, request: namespaces_pb2.UpdateNamespaceRequest, context: Context
+    ) -> namespaces_pb2.Namespace:
+        tenant, namespace = parse_namespace_name(request.namespace.name)
+        caller = authorise(Permission.NAMESPACES_MANAGE, tenant)
+        paths = set(request.update_mask.paths)
+        if paths - {"tier_limits"}:
+            raise refused("update_mask", "names more than tier_limits", "only the limits of a namespace change")
+        columns = _parse_limits(request.namespace.tier_limits)
+
+        async def act(session: AsyncSession, now: datetime) -> Change[namespaces_pb2.Namespace]:
+            await load_tenant(session, tenant, caller, change=True)
+            row = await _load(session, tenant, namespace, caller)
+            before = to_namespace(row)
+            check_etag(request.namespace.etag, before.etag, before.name)
+            for column, limit_bytes in columns.items():
+                setattr(row, column, limit_bytes)
+            row.revision += 1
+            after = to_namespace(row)
+            return Change(tenant=tenant, resource=after.name, response=after, before=before, after=after)
+
+        return await self._change("UpdateNamespace", request, namespaces_pb2.Namespace, act)
+
+    @method
     async def DeleteNamespace(self, request: namespaces_pb2.DeleteNamespaceRequest, context: Context) -> Empty:
         tenant, namespace = parse_namespace_name(request.name)
         caller = authorise(Permission.NAMESPACES_MANAGE, tenant)
@@ -122,6 +150,24 @@ class NamespaceService(AdminServicer, namespaces_pb2_grpc.NamespaceServiceServic
             return Change(tenant=tenant, resource=before.name, response=Empty(), before=before)
 
         return await self._change("DeleteNamespace", request, Empty, act)
+
+
+def _parse_limits(limits: Sequence[namespaces_pb2.NamespaceLimit]) -> dict[str, int | None]:
+    """The columns of all limits: None for a tier that is not listed, which has none.
+
+    Raises:
+        InvalidArgumentError: a tier is unknown or listed twice, or a limit is out of range.
+    """
+    columns: dict[str, int | None] = dict.fromkeys(_LIMIT_COLUMNS.values())
+    for limit in limits:
+        tier = TIER_FROM_PROTO.get(limit.tier)
+        if tier is None:
+            raise refused("tier_limits.tier", f"{limit.tier} is no tier", "give TIER_DRAM or TIER_SSD")
+        if columns[_LIMIT_COLUMNS[tier]] is not None:
+            raise refused("tier_limits", f"lists the tier {tier.value} twice", "list each tier once")
+        limit_bytes = parse_integer(limit.limit_bytes, "tier_limits.limit_bytes", 0, BYTES_MAX)
+        columns[_LIMIT_COLUMNS[tier]] = limit_bytes
+    return columns
 
 
 async def _load(session: AsyncSession, tenant: TenantId, namespace: NamespaceId, caller: Caller) -> Namespace:

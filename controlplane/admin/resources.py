@@ -93,7 +93,11 @@ def to_namespace(row: Namespace) -> namespaces_pb2.Namespace:
         block_tokens=row.block_tokens,
         block_bytes=row.block_bytes,
         create_time=to_timestamp(row.create_time),
-        etag=make_etag(row.uid),
+        etag=make_etag(row.uid, row.revision),
+        tier_limits=[
+            namespaces_pb2.NamespaceLimit(tier=TIER_TO_PROTO[tier], limit_bytes=limit_bytes)
+            for tier, limit_bytes in row.tier_limits.items()
+        ],
     )
 
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 from sqlalchemy import delete, select, update
@@ -54,9 +54,18 @@ from controlplane.node.lease_rows import (
     to_ms,
     write_holdings,
 )
+from controlplane.node.namespace_leases import (
+    NamespaceKey,
+    reclaim_namespaces,
+    step_namespaces,
+    tenants_with_unmet_limits,
+    write_namespace_holdings,
+)
 from controlplane.node.registry import LOST_AFTER
 from saltern.names import NodeId, TenantId
 from tenants.quota import Tier
+
+KeyT = TypeVar("KeyT")
 
 TICK_S: Final = 1.0
 #: How often it is looked whether quotas should lie elsewhere.
@@ -133,8 +142,11 @@ class LeaseKeeper:
         async with self._database.transaction(_SCOPE) as session:
             state = (await session.scalars(select(models.PolicyState))).one()
             lease = models.QuotaLease
-            unmet = retry and await session.scalar(
-                select(select(lease.tenant_id).where(lease.granted_bytes != lease.target_bytes).exists())
+            unmet = retry and (
+                await session.scalar(
+                    select(select(lease.tenant_id).where(lease.granted_bytes != lease.target_bytes).exists())
+                )
+                or await tenants_with_unmet_limits(session)
             )
             if state.leased_version >= state.version and not unmet:
                 return
@@ -149,6 +161,7 @@ class LeaseKeeper:
         ).one()
         tenants = await _touched(session, leased_version, version)
         changed: dict[QuotaKey, dict[NodeId, Holding]] = {}
+        limits: dict[NamespaceKey, dict[NodeId, Holding]] = {}
         if tenants is None or tenants:
             await lock_tenants(session, tenants)
             book, members = await read_book(session, tenants), await read_members(session)
@@ -158,11 +171,13 @@ class LeaseKeeper:
                 new = leases.lease(quota.limit_bytes, book.holdings[key], members[key[1]], version + 1, reserved)
                 if new:
                     changed[key] = new
-        if changed:
-            movers = {tenant for tenant, _ in changed}
+            limits = await step_namespaces(session, tenants, members, book, moved=changed, version=version + 1)
+        if changed or limits:
+            movers = {key[0] for key in changed} | {key[0] for key in limits}
             carried = await bump_policy_versions(session, self._clock(), movers)
             # Others may have raised the version since it was read; what they changed is the next step's.
             await write_holdings(session, _carried_by(changed, version + 1, carried))
+            await write_namespace_holdings(session, _carried_by(limits, version + 1, carried))
             version = carried if carried in (version + 1, version + len(movers)) else version
         await _leased_up_to(session, version)
 
@@ -215,6 +230,7 @@ class LeaseKeeper:
                 .where(models.QuotaLease.node_id == node)
                 .values(granted_bytes=0, believed_bytes=0, target_bytes=0, version=version)
             )
+            await reclaim_namespaces(session, node, version)
             _log.warning("node is lost and its lease has run out: its part of quotas goes to the others", node=node)
 
     async def follow_demand(self) -> None:
@@ -263,7 +279,8 @@ async def _touched(session: AsyncSession, leased_version: int, version: int) -> 
     if len(changed) < version - leased_version or None in changed:
         return None
     unmet = await session.scalars(select(lease.tenant_id).where(lease.granted_bytes != lease.target_bytes).distinct())
-    return {TenantId(tenant) for tenant in {*changed, *unmet} if tenant is not None}
+    unmet_limits = await tenants_with_unmet_limits(session)
+    return {TenantId(tenant) for tenant in {*changed, *unmet, *unmet_limits} if tenant is not None}
 
 
 def _capacities(members: Mapping[Tier, Members]) -> dict[Tier, dict[NodeId, int]]:
@@ -273,8 +290,8 @@ def _capacities(members: Mapping[Tier, Members]) -> dict[Tier, dict[NodeId, int]
 
 
 def _carried_by(
-    changed: Mapping[QuotaKey, Mapping[NodeId, Holding]], planned: int, carried: int
-) -> dict[QuotaKey, dict[NodeId, Holding]]:
+    changed: Mapping[KeyT, Mapping[NodeId, Holding]], planned: int, carried: int
+) -> dict[KeyT, dict[NodeId, Holding]]:
     """What was planned for one version, in the version that carries it."""
     return {
         key: {

@@ -77,6 +77,10 @@ def _encode_tenants(tenants: Mapping[TenantId, TenantPolicy]) -> Iterable[node_p
                     epochs=namespace.epochs,
                     groups=_encode_groups(namespace.groups),
                     block_tokens=namespace.block_tokens,
+                    tier_limits=[
+                        node_pb2.TierLimit(tier=TIER_TO_PROTO[tier], limit_bytes=limit_bytes)
+                        for tier, limit_bytes in namespace.tier_limits.items()
+                    ],
                 )
                 for namespace_id, namespace in tenant.namespaces.items()
             ],

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from controlplane.auth.signing_keys import load_key_set
 from controlplane.db import Database, ServiceScope, ServiceTask, models
 from controlplane.node.lease_rows import QuotaKey
+from controlplane.node.namespace_leases import NamespaceKey
 from saltern.names import NamespaceId, NodeId, TenantId
 from tenants.quota import Tier
 from tenants.tokens import KeySet
@@ -49,6 +50,7 @@ class PolicyRows:
         base_version: the version that ``changed`` counts from; None where the rows are of every tenant.
         changed: tenants of which the rows are; None for all. One that has no row was deleted.
         granted_bytes: what the newest policy grants, by node.
+        namespace_granted_bytes: the same of namespaces' own limits, by namespace, then node; those that are leased.
         shared: every member of each sharing group that one of these tenants is in: peers are told of each other.
     """
 
@@ -62,6 +64,7 @@ class PolicyRows:
     salt_epochs: list[models.SaltEpoch]
     nodes: list[models.Node]
     granted_bytes: Mapping[NodeId, Mapping[QuotaKey, int]]
+    namespace_granted_bytes: Mapping[NamespaceKey, Mapping[NodeId, int]]
     revocations: list[models.TokenRevocation]
     shared: list[SharedNamespace]
     key_set: KeySet
@@ -88,6 +91,7 @@ async def read_policy_rows(database: Database, base_version: int | None = None) 
             salt_epochs=await rows.of(models.SaltEpoch, models.SaltEpoch.tenant_id),
             nodes=list(await session.scalars(select(models.Node))),
             granted_bytes=await rows.granted_bytes(),
+            namespace_granted_bytes=await rows.namespace_granted_bytes(),
             revocations=await rows.of(models.TokenRevocation, models.TokenRevocation.tenant_id),
             shared=await rows.shared(),
             key_set=await load_key_set(session),
@@ -137,6 +141,16 @@ class _Reader:
         granted: dict[NodeId, dict[QuotaKey, int]] = defaultdict(dict)
         for node, tenant, tier, granted_bytes in await self._session.execute(statement):
             granted[NodeId(node)][TenantId(tenant), Tier(tier)] = granted_bytes
+        return granted
+
+    async def namespace_granted_bytes(self) -> dict[NamespaceKey, dict[NodeId, int]]:
+        lease = models.NamespaceLease
+        statement = select(lease.tenant_id, lease.namespace_id, lease.tier, lease.node_id, lease.granted_bytes)
+        if self._names is not None:
+            statement = statement.where(lease.tenant_id.in_(self._names))
+        granted: dict[NamespaceKey, dict[NodeId, int]] = defaultdict(dict)
+        for tenant, namespace, tier, node, granted_bytes in await self._session.execute(statement):
+            granted[TenantId(tenant), NamespaceId(namespace), Tier(tier)][NodeId(node)] = granted_bytes
         return granted
 
 

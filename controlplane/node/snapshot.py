@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from controlplane.clock import ceiling_s
+from controlplane.core.namespace_leases import share_before_leased
 from controlplane.core.quota_split import split_rates, split_reserved
 from controlplane.db import models
+from controlplane.node.lease_rows import QuotaKey
 from controlplane.node.policy_rows import PolicyRows, SharedNamespace
 from controlplane.node.registry import capacity_bytes
 from controlplane.salts.epochs import readable_epochs
@@ -56,6 +58,7 @@ def compose_policy(rows: PolicyRows, node: NodeId) -> NodePolicy:
             epochs=epochs.get(namespace.tenant_id, ()),
             block_tokens=namespace.block_tokens,
             groups=groups.get(str(namespace.uid), {}),
+            tier_limits=_tier_limits(namespace, rows, node, granted, waits=waits),
         )
     revocations: dict[str, list[Revocation]] = defaultdict(list)
     for revoked in rows.revocations:
@@ -90,6 +93,32 @@ def _groups(shared: Iterable[SharedNamespace]) -> dict[str, dict[str, GroupPolic
             others = tuple(other for other in peers if other is not peer)
             groups[one.namespace_uid][group_uid] = GroupPolicy(epochs=(one.epoch,), peers=others)
     return groups
+
+
+def _tier_limits(
+    namespace: models.Namespace,
+    rows: PolicyRows,
+    node: NodeId,
+    granted: Mapping[QuotaKey, int],
+    *,
+    waits: bool,
+) -> dict[Tier, int]:
+    """The node's share of the namespace's own limits (I4): what it is leased, as with the tenant's quota.
+
+    A limit that was set this moment is not leased yet: nobody must evict everything for the time until it is.
+    """
+    tenant = TenantId(namespace.tenant_id)
+    shares = {}
+    for tier, limit_bytes in namespace.tier_limits.items():
+        leased = rows.namespace_granted_bytes.get((tenant, NamespaceId(namespace.id), tier))
+        if leased is None:
+            quota_bytes = sum(row.limit_bytes for row in rows.quotas if row.tenant_id == tenant and row.tier is tier)
+            of_quota_bytes = min(granted.get((tenant, tier), 0), quota_bytes)
+            share_bytes = share_before_leased(limit_bytes, of_quota_bytes, quota_bytes)
+        else:
+            share_bytes = min(leased.get(node, 0), limit_bytes)
+        shares[tier] = 0 if waits else share_bytes
+    return shares
 
 
 def _capacities(nodes: Iterable[models.Node], tier: Tier) -> dict[NodeId, int]:

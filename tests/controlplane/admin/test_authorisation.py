@@ -74,6 +74,14 @@ TENANT_METHODS: list[tuple[str, str, Permission, Callable[[str], Any]]] = [
     ),
     (
         "namespaces",
+        "UpdateNamespace",
+        Permission.NAMESPACES_MANAGE,
+        lambda t: namespaces_pb2.UpdateNamespaceRequest(
+            namespace=namespaces_pb2.Namespace(name=f"tenants/{t}/namespaces/chat")
+        ),
+    ),
+    (
+        "namespaces",
         "DeleteNamespace",
         Permission.NAMESPACES_MANAGE,
         lambda t: namespaces_pb2.DeleteNamespaceRequest(name=f"tenants/{t}/namespaces/chat"),

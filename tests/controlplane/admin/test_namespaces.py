@@ -4,9 +4,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from google.protobuf import field_mask_pb2
+from sqlalchemy import select
 
 from controlplane.admin import namespaces as module
-from saltern.admin.v1 import namespaces_pb2, tenants_pb2
+from controlplane.db import PlatformScope
+from controlplane.db.models import AuditEvent
+from saltern.admin.v1 import namespaces_pb2, quotas_pb2, tenants_pb2
 from saltern.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -131,3 +135,65 @@ async def test_values_out_of_range_are_refused(admin: Admin) -> None:
         assert isinstance(error, InvalidArgumentError), changes
         assert error.metadata["field"] in changes
         assert len(error.message) < 300
+
+
+def limits(**limit_bytes: int) -> list[namespaces_pb2.NamespaceLimit]:
+    return [
+        namespaces_pb2.NamespaceLimit(tier=quotas_pb2.Tier.Value(f"TIER_{tier}"), limit_bytes=value)
+        for tier, value in limit_bytes.items()
+    ]
+
+
+def update(name: str, *, etag: str = "", paths: tuple[str, ...] = (), **limit_bytes: int) -> Any:
+    namespace = namespaces_pb2.Namespace(name=name, etag=etag, tier_limits=limits(**limit_bytes))
+    return namespaces_pb2.UpdateNamespaceRequest(namespace=namespace, update_mask=field_mask_pb2.FieldMask(paths=paths))
+
+
+async def test_limits_are_set_at_creation_and_changed_as_a_whole_later(admin: Admin) -> None:
+    await admin.create_tenant("acme")
+    request = namespace_request("acme", "chat", tier_limits=limits(DRAM=4096))
+    created = await admin.namespaces.CreateNamespace(request, metadata=admin_of("acme"))
+    assert list(created.tier_limits) == limits(DRAM=4096)
+
+    raised = await admin.namespaces.UpdateNamespace(
+        update(created.name, etag=created.etag, paths=("tier_limits",), DRAM=8192, SSD=0), metadata=admin_of("acme")
+    )
+    assert list(raised.tier_limits) == limits(DRAM=8192, SSD=0)
+    assert raised.etag != created.etag and raised.model_fingerprint == created.model_fingerprint
+    stale = await refused(admin.namespaces.UpdateNamespace(update(created.name, etag=created.etag), metadata=PLATFORM))
+    assert isinstance(stale, AbortedError) and stale.reason == "ETAG_MISMATCH"
+
+    lifted = await admin.namespaces.UpdateNamespace(update(created.name), metadata=PLATFORM)
+    assert not lifted.tier_limits
+    assert await admin.chain_faults("acme") == []
+
+
+async def test_i11_a_change_of_limits_is_audited_with_both_values(admin: Admin) -> None:
+    await admin.create_tenant("acme")
+    created = await admin.create_namespace("acme", "chat")
+    await admin.namespaces.UpdateNamespace(update(created.name, DRAM=4096), metadata=admin_of("acme"))
+    async with admin.database.transaction(PlatformScope()) as session:
+        newest = select(AuditEvent).where(AuditEvent.chain == "acme").order_by(AuditEvent.sequence.desc()).limit(1)
+        event = (await session.scalars(newest)).one()
+    assert event.method.endswith("/UpdateNamespace") and event.before is not None and event.after is not None
+    assert "tier_limits" not in event.before
+    assert event.after["tier_limits"] == [{"tier": "TIER_DRAM", "limit_bytes": "4096"}]
+
+
+async def test_limits_that_make_no_sense_are_refused(admin: Admin) -> None:
+    await admin.create_tenant("acme")
+    created = await admin.create_namespace("acme", "chat")
+    twice = update(created.name)
+    twice.namespace.tier_limits.extend(limits(DRAM=1) + limits(DRAM=2))
+    unknown = update(created.name)
+    unknown.namespace.tier_limits.append(namespaces_pb2.NamespaceLimit(limit_bytes=1))
+    wrong = [
+        twice,
+        unknown,
+        update(created.name, DRAM=-1),
+        update(created.name, SSD=2**53 + 1),
+        update(created.name, paths=("block_bytes",)),
+    ]
+    for request in wrong:
+        error = await refused(admin.namespaces.UpdateNamespace(request, metadata=PLATFORM))
+        assert isinstance(error, InvalidArgumentError), request
