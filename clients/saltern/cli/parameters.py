@@ -25,6 +25,8 @@ _DURATION: Final = re.compile(r"([0-9]{1,9})(s|m|h|d)", re.ASCII)
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION_MAX_S: Final = 10 * 366 * 86400
 _TEXT_MAX_CHARS: Final = 4096
+#: How a limit is lifted.
+NO_LIMIT: Final = "none"
 
 
 class ParameterError(click.BadParameter):
@@ -106,6 +108,15 @@ class SizeParameter(_Parsed):
         return value if isinstance(value, int) else parse_size(value)
 
 
+class LimitParameter(_Parsed):
+    """A size, or ``none`` for no limit; as an int of bytes or ``NO_LIMIT``."""
+
+    name = "size"
+
+    def parse(self, value: str | int) -> str | int:
+        return value if value == NO_LIMIT or isinstance(value, int) else parse_size(value)
+
+
 class DurationParameter(click.ParamType[timedelta]):
     """A duration such as ``90d``, as a timedelta."""
 
@@ -141,5 +152,6 @@ GROUP: Final = GroupParameter()
 MEMBER: Final = MemberParameter()
 API_KEY_ID: Final = IdentifierParameter("API key")
 SIZE: Final = SizeParameter()
+LIMIT: Final = LimitParameter()
 DURATION: Final = DurationParameter()
 TEXT: Final = TextParameter()

@@ -66,7 +66,11 @@ def print_day(hours: Sequence[UsageRecord | None]) -> None:
     lines = (
         ("tokens saved", sparkline(tokens), f"{sum(record.tokens_saved for record in found):,} in 24 h"),
         ("hit rate", sparkline(rates, top=1.0), f"{ratio_text(hits, hits + misses)} in 24 h"),
-        ("held in DRAM", sparkline(held), f"{format_size(round(max(value or 0 for value in held)))} at most, hour's mean"),
+        (
+            "held in DRAM",
+            sparkline(held),
+            f"{format_size(round(max(value or 0 for value in held)))} at most, hour's mean",
+        ),
         ("puts refused", sparkline(refused), f"{sum(record.puts_refused for record in found):,} in 24 h"),
     )
     click.echo()

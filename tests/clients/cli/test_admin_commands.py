@@ -87,6 +87,24 @@ def test_quota_keeps_what_is_not_given_and_passes_on_why_it_is_refused(saltern: 
     assert upside_down.code == 2
 
 
+def test_limits_of_a_namespace_are_set_changed_and_lifted(saltern: Saltern, tenant: str) -> None:
+    made = ("--model-fingerprint", "m@1/bf16", "--block-tokens", "16", "--block-bytes", "64KiB")
+    assert saltern("namespace", "create", tenant, "bulk", *made, "--dram-limit", "1MiB").code == 0
+    shown = saltern("namespace", "update", tenant, "bulk", "--ssd-limit", "0", "-o", "json").json
+    assert shown["tierLimits"] == [
+        {"tier": "TIER_DRAM", "limitBytes": "1048576"},
+        {"tier": "TIER_SSD", "limitBytes": "0"},
+    ]
+    assert "dram 1 MiB, ssd 0" in saltern("namespace", "get", tenant, "bulk").out
+    assert saltern("namespace", "update", tenant, "bulk", "--dram-limit", "none", "--ssd-limit", "none").code == 0
+    assert "none" in saltern("namespace", "list", tenant).out
+    assert saltern("namespace", "update", tenant, "bulk").code == 2
+    assert saltern("namespace", "update", tenant, "bulk", "--dram-limit", "much").code == 2
+    stale = saltern("namespace", "update", tenant, "bulk", "--dram-limit", "1MiB", "--etag", shown["etag"])
+    assert stale.code == 5
+    assert saltern("namespace", "delete", tenant, "bulk", "--yes").code == 0
+
+
 def test_namespaces_are_created_listed_and_deleted(saltern: Saltern, tenant: str) -> None:
     assert [item["name"] for item in saltern("namespace", "list", tenant, "-o", "json").json["namespaces"]] == [
         f"tenants/{tenant}/namespaces/chat"
