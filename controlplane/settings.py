@@ -56,8 +56,8 @@ class ControlSettings(BaseSettings):
             by a new one; an hour to a year.
         audit_checkpoint_dir: ``SALTERN_AUDIT_CHECKPOINT_DIR``: where signed checkpoints of the audit trail are kept; a
             folder of ``state_dir`` if unset. The further from the database, the better.
-        audit_checkpoint_url: ``SALTERN_AUDIT_CHECKPOINT_URL``: a folder of an object store to keep them in instead, such as
-            ``s3://bucket/audit``.
+        audit_checkpoint_url: ``SALTERN_AUDIT_CHECKPOINT_URL``: a folder of an object store to keep them in, such
+            as ``s3://bucket/audit``, instead of a folder of files.
         audit_checkpoint_interval_s: ``SALTERN_AUDIT_CHECKPOINT_INTERVAL_S``: how often chains that moved are signed;
             what is newer than that can be changed unseen.
         usage_retention_days: ``SALTERN_USAGE_RETENTION_DAYS``: how long usage records are kept; 62 days to ten years.

@@ -111,7 +111,7 @@ async def record(
 
 
 #: Columns of an event, as ``_columns`` gives them.
-_COLUMN_TYPES: Final = {
+EVENT_COLUMNS: Final = {
     "chain": "text",
     "sequence": "bigint",
     "event_time": "timestamptz",
@@ -132,8 +132,8 @@ _COLUMN_TYPES: Final = {
 }
 #: One text for any number of events, so that it is parsed and planned once; a list for each column.
 _INSERT_MANY: Final = text(
-    f"INSERT INTO audit_events ({', '.join(_COLUMN_TYPES)}) SELECT * FROM unnest("  # noqa: S608 (constants)
-    + ", ".join(f"CAST(:{column} AS {kind}[])" for column, kind in _COLUMN_TYPES.items())
+    f"INSERT INTO audit_events ({', '.join(EVENT_COLUMNS)}) SELECT * FROM unnest("  # noqa: S608 (constants)
+    + ", ".join(f"CAST(:{column} AS {kind}[])" for column, kind in EVENT_COLUMNS.items())
     + ")"
 )
 
@@ -176,7 +176,7 @@ async def record_many(session: AsyncSession, acts: Iterable[Act], now: datetime)
             event = append(chain, head, _successful(act, policy_version, now))
             head = ChainHead(event.sequence, event.hash)
             rows.append(_columns(chain, event, now))
-    await session.execute(_INSERT_MANY, {column: [row[column] for row in rows] for column in _COLUMN_TYPES})
+    await session.execute(_INSERT_MANY, {column: [row[column] for row in rows] for column in EVENT_COLUMNS})
 
 
 def _successful(act: Act, policy_version: int, now: datetime) -> AuditRecord:

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store: written once, whoever writes; a store that is away is noticed, and nothing is lost."""
+"""Checkpoints in an object store: written once, whoever writes; a store that is away is noticed and made up for."""
 
 from __future__ import annotations
 
