@@ -68,6 +68,7 @@ def nodes(stack: BenchStack, count: int, api_key: str, folder: Path) -> Iterator
             command = [sys.executable, "-m", "saltern", "serve", "node", "--node-id", f"node-{number}"]
             command += ["--control", stack.control, "--api-key-file", str(key_file), "--listen", "127.0.0.1:0"]
             command += ["--grpc-listen", "127.0.0.1:0", "--metrics-listen", "off", "--dram-bytes", _DRAM]
+            command += ["--control-wait", "120"]
             command += [
                 "--shm-path",
                 str(own / "shm"),

@@ -23,7 +23,7 @@ from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.errors import UnavailableError
 
 NAMESPACE: Final = "chat"
-_START_TIMEOUT_S: Final = 60.0
+_START_TIMEOUT_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
