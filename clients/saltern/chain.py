@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from saltern.arguments import byte_view, room_view
 from saltern.chain_plan import Sighting, Source, copies_wanted, plan_reads, plan_writes
-from saltern.deadline import Deadline
+from saltern.deadline import Deadline, DeadlineMs
 from saltern.entry_calls import EntryCalls, Failures, first_failure
 from saltern.epoch_keys import EpochKeys
 from saltern.errors import (
@@ -52,8 +52,6 @@ from saltern.transport.slots import GetSlot, PutSlot
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-#: Milliseconds for the call, a deadline that runs already, or None for the client's default.
-DeadlineMs: TypeAlias = float | Deadline | None
 #: Of the time that is left, for a node that another could stand in for.
 _PART_WITH_ANOTHER = 0.5
 #: One attempt, and one more under the epoch that a new exchange gave.
@@ -209,8 +207,9 @@ class Chain:
         if grant.older_epoch is not None and view.sighting.prefix < len(self):
             anywhere = view.sighting.anywhere()
             absent = [position for position in everything if not anywhere[position]]
-            # A node that has purged it already says so; that is an answer.
-            self._ask(view, grant.older_epoch, absent, deadline)
+            ended = self._ask(view, grant.older_epoch, absent, deadline)
+            if any(error.reason == EPOCH_NOT_AVAILABLE for error in ended.values()):
+                self._router.renew_soon()  # purged there already: that is an answer, and need not be asked for long
         if self._reused_blocks is None:
             self._reused_blocks = view.sighting.prefix
         self._view = view
@@ -313,16 +312,17 @@ class Chain:
         deadline: Deadline,
     ) -> bool:
         """Read what was seen somewhere, each block from one source; returns whether there was any."""
+        if results:
+            # What a late node may still write to stays missed (I7).
+            doubtful = self._calls.in_doubt([rooms[position] for position in positions])
+            positions = [position for position, late in zip(positions, doubtful, strict=True) if not late]
         reads = plan_reads(view.sighting, positions, self._router.load)
+        if not reads:
+            return False
         slots: dict[Target, list[GetSlot]] = {}
         for source, planned in reads.items():
             keys = self._keys_of(view.grant, source.epoch)
             slots[source] = [GetSlot(keys[position], rooms[position]) for position in planned]
-        if not any(slots.values()):
-            return False
-        retried = [slot for batch in slots.values() for slot in batch] if results else []
-        if self._calls.any_in_doubt(retried):
-            return False  # a late node may still write there (I7): what was missed stays missed
         another = len(view.pair.asked) > 1 and len(view.sighting.found) > 1 and not results
         self._calls.get(slots, deadline.share(_PART_WITH_ANOTHER) if another else deadline)
         for source, planned in reads.items():

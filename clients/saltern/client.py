@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from saltern.arguments import byte_view, checked_keys, room_view
 from saltern.breaker import BreakerPolicy
-from saltern.chain import Chain, DeadlineMs
+from saltern.chain import Chain
 from saltern.chain_plan import prefix_length
 from saltern.credentials import ApiKeyCredentials, Credentials
-from saltern.deadline import Deadline
+from saltern.deadline import Deadline, DeadlineMs
 from saltern.entry_calls import EntryCalls, first_failure
 from saltern.epoch_keys import EpochKeys
 from saltern.errors import FailedPreconditionError, InvalidArgumentError, SalternError

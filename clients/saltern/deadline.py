@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 from saltern.errors import DeadlineExceededError
 
@@ -77,3 +78,7 @@ class Deadline:
         self._on_cancel = interrupt
         if self._cancelled and interrupt is not None:
             interrupt()
+
+
+#: Milliseconds for the call, a deadline that runs already, or None for the client's default.
+DeadlineMs: TypeAlias = float | Deadline | None

@@ -14,7 +14,7 @@ from saltern.errors import DataLossError, EntryTooLargeError, InternalError, Sal
 from saltern.keys import BlockKey
 from saltern.results import Hit, Miss, Refused, get_result, put_result
 from saltern.routing import Operation, Router, Target
-from saltern.transport.registry import Place, in_doubt_error
+from saltern.transport.registry import in_doubt_error
 from saltern.transport.session import Session, split_requests
 from saltern.transport.slots import GetSlot, PutSlot
 from saltern.wire import KEYS_MAX
@@ -37,9 +37,8 @@ class EntryCalls:
     def put(self, puts: PutsByTarget, deadline: Deadline) -> None:
         """Store entries; fills in ``result`` of every slot."""
         slots = _all_of(puts)
-        doubtful = self.router.registry.locate_doubtful([slot.view for slot in slots])
-        for slot, place in zip(slots, doubtful, strict=True):
-            if place is not None:
+        for slot, doubtful in zip(slots, self.in_doubt([slot.view for slot in slots]), strict=True):
+            if doubtful:
                 slot.result = Refused(in_doubt_error())
 
         def storing(batch: Sequence[PutSlot]) -> Operation:
@@ -63,8 +62,8 @@ class EntryCalls:
     def get(self, gets: GetsByTarget, deadline: Deadline) -> None:
         """Read entries; fills in ``result`` of every slot."""
         slots = _all_of(gets)
-        for slot, place in zip(slots, self._doubtful(slots), strict=True):
-            if place is not None:
+        for slot, doubtful in zip(slots, self.in_doubt([slot.buffer for slot in slots]), strict=True):
+            if doubtful:
                 slot.result = Miss(in_doubt_error())
         work = [
             (target, self._reading(batch))
@@ -79,9 +78,9 @@ class EntryCalls:
                     slot.result = get_result(_cause(failures.get(target)))
         self._delete_damaged(gets, deadline)
 
-    def any_in_doubt(self, slots: Sequence[GetSlot]) -> bool:
-        """Whether the memory of any slot is such that a late node may still write to it (I7)."""
-        return any(place is not None for place in self._doubtful(slots))
+    def in_doubt(self, buffers: Sequence[memoryview | None]) -> list[bool]:
+        """Whether each piece of memory is such that a late node may still write to it (I7)."""
+        return [place is not None for place in self.router.registry.locate_doubtful(buffers)]
 
     def lookup(self, keys: KeysByTarget, deadline: Deadline) -> tuple[dict[Target, bytearray], Failures]:
         """Ask each node which of its keys are there, without touching them.
@@ -121,9 +120,6 @@ class EntryCalls:
         return sum(counts), failures
 
     # ---- inside --------------------------------------------------------------------------------------------------
-
-    def _doubtful(self, slots: Sequence[GetSlot]) -> list[Place | None]:
-        return self.router.registry.locate_doubtful([slot.buffer for slot in slots])
 
     def _run(self, work: Sequence[tuple[Target, Operation]], deadline: Deadline) -> Failures:
         if len(work) == 1:

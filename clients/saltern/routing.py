@@ -113,6 +113,10 @@ class Router:
             return False
         return self.grant.epoch != stale.epoch
 
+    def renew_soon(self) -> None:
+        """Have the grant renewed in the background: what it says is no longer the whole truth."""
+        self._credentials.renew_soon()
+
     def placement(self, grant: Grant) -> Placement:
         """The placement over a grant's nodes; raises UnavailableError where it has none."""
         return self._place(grant)[1]

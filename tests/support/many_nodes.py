@@ -61,11 +61,16 @@ def node_processes(count: int) -> Iterator[tuple[list[NodeProcess], Ed25519Priva
 
 
 def endpoints_of(
-    nodes: Sequence[StaticNode | NodeProcess], *, read_only: Sequence[int] = ()
+    nodes: Sequence[StaticNode | NodeProcess], *, read_only: Sequence[int] = (), shm: bool = False
 ) -> tuple[NodeEndpoint, ...]:
-    """Over TCP only: what is done on several nodes is the same over shared memory."""
+    """Over TCP unless told otherwise: what is done on several nodes is mostly the same over shared memory."""
     return tuple(
-        NodeEndpoint(f"node-{number}", node.wire_endpoint, read_only=number in read_only)
+        NodeEndpoint(
+            f"node-{number}",
+            node.wire_endpoint,
+            str(node.shm_path) if shm else "",
+            read_only=number in read_only,
+        )
         for number, node in enumerate(nodes)
     )
 

@@ -106,6 +106,26 @@ def test_i10_a_frozen_node_is_a_miss_within_the_deadline_where_nobody_stands_in(
         nodes[first].thaw()
 
 
+def test_i7_a_late_node_s_memory_is_not_read_into_by_the_other() -> None:
+    """The frozen node may wake up and write where it was asked to: the other one's bytes must not go there."""
+    with node_processes(2) as (nodes, _):
+        with client_of(grant_for(nodes[0].token, endpoints_of(nodes, shm=True)), breaker=ONCE) as client:
+            assert client.chain(HASHES, reused_blocks=LENGTH).put_many(items(range(LENGTH))) == [Stored()] * LENGTH
+            buffer = client.allocate(MIB)
+            rooms = [buffer[position * 4096 : (position + 1) * 4096] for position in range(LENGTH)]
+            for _ in range(2):  # from each of them, so that both know the buffer
+                assert all(isinstance(result, Hit) for result in client.chain(HASHES).get_into(range(LENGTH), rooms))
+            known, own = client.chain(HASHES), client.chain(HASHES)
+            assert (known.lookup().prefix, own.lookup().prefix) == (LENGTH, LENGTH)
+            chosen = int(client._router.load.lightest([f"node-{number}" for number in pair(client)])[-1])
+            nodes[chosen].freeze()
+            results = known.get_into(range(LENGTH), rooms, deadline_ms=1000)
+            assert buffer.is_in_doubt
+            assert all(isinstance(r, Miss) and isinstance(r.cause, DeadlineExceededError) for r in results)
+            assert all(isinstance(result, Hit) for result in own.get_many(range(LENGTH))), "memory of its own"
+            nodes[chosen].thaw()
+
+
 def test_i10_many_clients_ask_a_dead_node_once_each_and_not_in_every_call() -> None:
     """Counted by a listener in the dead node's place, which hangs up on everybody."""
     with node_processes(2) as (nodes, _), socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
