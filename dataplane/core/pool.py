@@ -201,10 +201,11 @@ class Pool:
         if entry.state is EntryState.DETACHED:
             del self.detached[entry]
             self._free(entry)
-        elif owner.budget.used_bytes > owner.budget.limit_bytes and owner.in_policy and owner not in self.above_limit:
-            self.evict_down_to_limit(owner)
-        elif self.namespaces_held and entry.index.namespace in self.namespaces_held:
+            return
+        if self.namespaces_held and entry.index.namespace in self.namespaces_held:
             self.evict_namespace_down(entry.index.namespace)
+        if owner.budget.used_bytes > owner.budget.limit_bytes and owner.in_policy and owner not in self.above_limit:
+            self.evict_down_to_limit(owner)
 
     def remove(self, entry: Entry) -> None:
         """Make a readable entry unreachable; its memory is free now, or when its last reader ends (I7)."""
