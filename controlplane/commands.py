@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from saltern import tracing
 from saltern.cli.parameters import DURATION, SIZE
 
 _PATH = click.Path(path_type=Path)
@@ -63,7 +64,11 @@ def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None
     settings = load_settings(**given, signing_key_max_age_s=age_s)
     forbid_core_files()
     configure_logging()
-    asyncio.run(serve(settings, ready_file=ready_file))
+    stop_tracing = tracing.start("saltern-control")
+    try:
+        asyncio.run(serve(settings, ready_file=ready_file))
+    finally:
+        stop_tracing()
 
 
 @click.command("rewrap")

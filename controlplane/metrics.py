@@ -71,6 +71,7 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
 
     Attributes:
         is_draining: set when the control plane begins to stop.
+        ended_task: work in the background that has ended by itself, which none ever does; empty for none.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
@@ -82,6 +83,7 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
         self._read_s = float("-inf")
         self._lock = asyncio.Lock()
         self.is_draining = False
+        self.ended_task = ""
         self._trust: TrustWatch | None = None
         self._registry = registry = CollectorRegistry()
         labels = ("method", "code")
@@ -195,7 +197,7 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
             readiness = judge(None, self.is_draining)
         else:
             trust = () if self._trust is None else self._trust.findings()
-            readiness = judge(self._database_seen, self.is_draining, cluster.nodes, trust)
+            readiness = judge(self._database_seen, self.is_draining, cluster.nodes, trust, ended_task=self.ended_task)
         status = HTTPStatus.OK if readiness.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         reasons = [{"reason": finding.reason, "message": finding.message} for finding in readiness.findings]
         return Answer.of_json(status, {"state": readiness.state, "reasons": reasons})

@@ -13,9 +13,10 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +57,7 @@ from controlplane.rpc import database_failure
 from controlplane.salts.keeper import SaltKeeper
 from controlplane.secrets import KeyEncryptionKey
 from controlplane.settings import ControlSettings
+from controlplane.tracing import interceptors
 from controlplane.trust import TrustWatch
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.endpoints import Endpoint
@@ -183,7 +185,11 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         leases = LeaseKeeper(database, clock, lease_duration=timedelta(seconds=settings.lease_duration_s))
         metrics = ControlMetrics(database, clock)
         server = grpc.aio.server(
-            interceptors=[metrics, AuthenticationDoor(TokenVerifier(database, keys, clock), denials)],
+            interceptors=[
+                *interceptors(),
+                metrics,
+                AuthenticationDoor(TokenVerifier(database, keys, clock), denials),
+            ],
             options=_OPTIONS,
             maximum_concurrent_rpcs=_CALLS_MAX,
         )
@@ -219,15 +225,12 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         tls = None if settings.tls is None else ReloadingTls(settings.tls, _log)
         endpoint = bind(server, settings.listen, tls)
 
-        following = asyncio.create_task(feed.run(), name="policy feed")
-        stack.push_async_callback(_cancel, following)
-        leasing = asyncio.create_task(leases.run(), name="leases")
-        stack.push_async_callback(_cancel, leasing)
+        background = partial(_in_background, stack, metrics)
+        background(feed.run(), "policy feed")
+        background(leases.run(), "leases")
         closer = HourCloser(database, clock, retention=timedelta(days=settings.usage_retention_days))
-        closing = asyncio.create_task(closer.run(), name="closing of usage")
-        stack.push_async_callback(_cancel, closing)
-        watching = asyncio.create_task(restored.run(), name="restore watch")
-        stack.push_async_callback(_cancel, watching)
+        background(closer.run(), "closing of usage")
+        background(restored.run(), "restore watch")
         keeper = KeyKeeper(
             database,
             key_encryption_key,
@@ -236,13 +239,10 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
             token_lifetime=timedelta(seconds=settings.token_lifetime_s),
             clock=clock,
         )
-        keeping = asyncio.create_task(keeper.run(), name="key keeper")
-        stack.push_async_callback(_cancel, keeping)
-        salting = asyncio.create_task(SaltKeeper(database, key_encryption_key, clock).run(), name="salt keeper")
-        stack.push_async_callback(_cancel, salting)
+        background(keeper.run(), "key keeper")
+        background(SaltKeeper(database, key_encryption_key, clock).run(), "salt keeper")
         stack.push_async_callback(wrapping.leave)
-        rewrapping = asyncio.create_task(wrapping.run(), name="key-encryption keeper")
-        stack.push_async_callback(_cancel, rewrapping)
+        background(wrapping.run(), "key-encryption keeper")
         signing = await _start_checkpoints(settings, database, key_encryption_key, clock)
         stack.push_async_callback(signing.stop)  # after the drain: the last acts are signed too
         metrics.watch(TrustWatch(signing, wrapping))
@@ -368,7 +368,21 @@ def _migration_url(settings: ControlSettings) -> str:
     return (settings.migration_database_url or settings.database_url).get_secret_value()
 
 
+def _in_background(
+    stack: AsyncExitStack, metrics: ControlMetrics, work: Coroutine[None, None, None], name: str
+) -> None:
+    """Do ``work`` until the end of ``stack``. What ends before that is a fault of ours, and the process unready."""
+
+    def note_end(task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            metrics.ended_task = name
+            _log.error("background work ended", task=name, exc_info=task.exception())
+
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(note_end)
+    stack.push_async_callback(_cancel, task)
+
+
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    await asyncio.wait({task})

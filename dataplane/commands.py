@@ -26,6 +26,7 @@ from dataplane.node import Node, NodeEndpoints, raise_descriptor_limit
 from dataplane.policy_file import PolicyFile
 from dataplane.settings import METRICS_TENANTS_MAX, ArenaSettings, NodeSettings, SsdSettings, parse_mode
 from dataplane.state_folder import hold_state_folder
+from saltern import tracing
 from saltern.admin_client import ApiKey, read_api_key
 from saltern.cli.parameters import DURATION
 from saltern.copy_tuning import restart_tuned
@@ -265,19 +266,23 @@ def serve_node(
     configure_logging(settings.node_id)
     raise_descriptor_limit()
     kept = PolicyFile(state_dir, settings.node_id, policy_max_age.total_seconds())
+    stop_tracing = tracing.start("saltern-node")
     garbage.settle()
-    asyncio.run(
-        _serve(
-            settings,
-            control,
-            api_key,
-            kept=kept,
-            state_id=state_id,
-            control_tls=control_tls,
-            control_wait_s=control_wait_s,
-            ready_file=ready_file,
+    try:
+        asyncio.run(
+            _serve(
+                settings,
+                control,
+                api_key,
+                kept=kept,
+                state_id=state_id,
+                control_tls=control_tls,
+                control_wait_s=control_wait_s,
+                ready_file=ready_file,
+            )
         )
-    )
+    finally:
+        stop_tracing()
 
 
 def _ssd_settings(

@@ -52,6 +52,7 @@ from dataplane.metrics.health import ControlLink, Health, judge
 from dataplane.metrics.loop_lag import LoopLag
 from dataplane.metrics.readings import Rates
 from dataplane.settings import NodeSettings, SsdSettings
+from saltern import tracing
 from saltern.endpoints import Endpoint
 from saltern.http_door import HttpDoor
 from saltern.names import TenantId
@@ -153,6 +154,10 @@ class Node:
         Raises:
             FailedPreconditionError: the policy is stale or reserves more than this node has; the old one stays.
         """
+        with tracing.span("apply policy", policy_version=policy.version, tenants=len(policy.tenants)):
+            return self._apply(policy, key_set, touched)
+
+    def _apply(self, policy: NodePolicy, key_set: KeySet, touched: Collection[TenantId] | None) -> PolicyApplied:
         if self._warm is not None:
             self._warm.before_policy()
         applied = self._state.gate.apply(policy, key_set, touched=touched)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from saltern.tracing import traced
+
 if TYPE_CHECKING:
     from saltern.tls import ClientTls, ServerMaterial
     from saltern.tls_reload import ReloadingTls
@@ -62,8 +64,9 @@ def open_channel(
     """
     options = [*_KEEPALIVE, *options]
     if tls is None:
-        return grpc.insecure_channel(endpoint, options=options)
-    return grpc.secure_channel(endpoint, channel_credentials(tls), options=_named(options, tls, server_name))
+        return traced(grpc.insecure_channel(endpoint, options=options))
+    named = _named(options, tls, server_name)
+    return traced(grpc.secure_channel(endpoint, channel_credentials(tls), options=named))
 
 
 def open_aio_channel(endpoint: str, tls: ClientTls | None, options: ChannelOptions) -> grpc.aio.Channel:

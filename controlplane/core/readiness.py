@@ -106,18 +106,23 @@ def judge(
     is_draining: bool,
     nodes: Sequence[NodeSeen] = (),
     others: Sequence[Finding] = (),
+    *,
+    ended_task: str = "",
 ) -> Readiness:
     """Say how a control plane is.
 
     Args:
         database: None where it does not answer.
         others: what else hinders it.
+        ended_task: work in the background that has ended by itself; empty for none.
     """
     if is_draining:
         return Readiness(ReadyState.DRAINING, (Finding("DRAINING", "the control plane is shutting down"),))
     if database is None:
         return Readiness(ReadyState.UNREADY, (Finding("DATABASE_UNAVAILABLE", "the database does not answer"),))
     prevents: list[Finding] = []
+    if ended_task:
+        prevents.append(Finding("TASK_ENDED", f"its {ended_task} has ended by a fault of ours: restart it"))
     hinders = list(others)
     if database.is_read_only:
         prevents.append(Finding("DATABASE_READ_ONLY", "the database takes no writes, and every act is a write (I11)"))

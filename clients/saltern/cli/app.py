@@ -7,10 +7,12 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import click
 
+from saltern import tracing
 from saltern.cli.audit import audit
 from saltern.cli.credential import key
 from saltern.cli.deferred import DeferredCommand, ServerCommand
@@ -95,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         # Not cli.main(): that has exit codes of its own for a reader that went away.
-        with cli.make_context("saltern", list(arguments)) as context:
+        with _tracing(arguments), cli.make_context("saltern", list(arguments)) as context:
             result = cli.invoke(context)
         sys.stdout.flush()
         return result if isinstance(result, int) else EXIT_OK
@@ -108,6 +110,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
+
+
+@contextmanager
+def _tracing(arguments: Sequence[str]) -> Iterator[None]:
+    """A span for the command, where traces are wanted; of its words only those that name it. Servers make their own."""
+    words: list[str] = []
+    group: click.Command | None = cli
+    for word in arguments:
+        if isinstance(group, click.Group) and word in group.commands:
+            words.append(word)
+            group = group.commands[word]
+    if not tracing.is_wanted() or words[:1] in (["serve"], ["up"]):
+        yield
+        return
+    stop = tracing.start("saltern-cli")
+    try:
+        with tracing.span(" ".join(["saltern", *words])):
+            yield
+    finally:
+        stop()
 
 
 def _report(error: Exception, arguments: Sequence[str]) -> int:

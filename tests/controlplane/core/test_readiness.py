@@ -52,3 +52,11 @@ def test_a_node_that_is_frozen_or_does_not_follow_is_named(node: NodeSeen, is_la
     assert (readiness.state is ReadyState.DEGRADED) == is_late
     assert [finding.reason for finding in readiness.findings] == ["NODES_LATE"] * is_late
     assert not is_late or "n (" in readiness.findings[0].message
+
+
+def test_a_control_plane_whose_own_work_has_ended_is_to_be_restarted() -> None:
+    readiness = judge(FINE, is_draining=False, ended_task="leases")
+    assert (readiness.state, [finding.reason for finding in readiness.findings]) == (
+        ReadyState.UNREADY,
+        ["TASK_ENDED"],
+    )
