@@ -89,6 +89,7 @@ class StaticCredentials:
         tenant: for display only: nodes take the tenant from the token (I1).
         expires_at_s: Unix seconds; None leaves expiry to the node.
         salt_key: to derive block keys with ``Client.block_key``; not needed to read and write by key.
+        sharing_group_uid: the sharing group whose salt and epoch those are; empty for the namespace's own.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class StaticCredentials:
         model_fingerprint: bytes = b"",
         block_tokens: int = 0,
         block_bytes: int = ENTRY_MAX_BYTES,
+        sharing_group_uid: str = "",
     ) -> None:
         self._lock = threading.Lock()
         self._rejected = False
@@ -118,6 +120,7 @@ class StaticCredentials:
             model_fingerprint=model_fingerprint,
             block_tokens=block_tokens,
             block_bytes=block_bytes,
+            sharing_group_uid=sharing_group_uid,
         )
 
     def __repr__(self) -> str:

@@ -131,6 +131,18 @@ class Store(ABC):
     def swap_bytes(self, tenant: str, key: bytes, other_tenant: str, other_key: bytes) -> None:
         """Put one entry's bytes where another's are, behind the store's back, as faulty memory would."""
 
+    def agree_to_share(self, tenant: str, other: str) -> None:
+        """``tenant`` consents, for itself, to share with ``other``; in force when this returns."""
+        raise NotOfferedError("nothing is shared on purpose")
+
+    def stop_sharing(self, tenant: str) -> None:
+        """``tenant`` wants to share no more; in force when this returns."""
+        raise NotOfferedError("nothing is shared on purpose")
+
+    def shared_client(self, tenant: str) -> TenantClient:
+        """A client of what ``tenant`` shares; where it may share nothing, it finds nothing and stores nothing."""
+        raise NotOfferedError("nothing is shared on purpose")
+
 
 class StoreAdapter(ABC):
     """Starts stores of one kind.

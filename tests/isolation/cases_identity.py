@@ -97,6 +97,51 @@ def foreign_bytes(adapter: StoreAdapter) -> Verdict:
     return Verdict(got is None, f"b reads its entry, whose memory now holds a's bytes: {_told(got)}")
 
 
+@case("I2", "sharing on purpose: nothing with one side's consent, both ways with both, nothing once one has left")
+def shares_by_consent(adapter: StoreAdapter) -> Verdict:
+    with adapter.store(PAIR, capacity_bytes=64 * MIB) as store:
+        private, shared, own = key_of(1), key_of(2), key_of(3)
+        store.client("a").put([(private, value_of("a", 1, 4096))])
+        store.agree_to_share("a", "b")
+        store.shared_client("a").put([(shared, value_of("a", 2, 4096))])
+        alone = store.shared_client("b").get([private, shared])
+        store.agree_to_share("b", "a")
+        a, b = store.shared_client("a"), store.shared_client("b")
+        b.put([(own, value_of("b", 3, 4096))])
+        both = b.get([private, shared]) + a.get([own])
+        kept = b.delete([shared]) == 0 and a.get([shared]) == [value_of("a", 2, 4096)]
+        store.stop_sharing("b")
+        after = b.get([shared]) + a.get([shared, own])
+        after += store.shared_client("a").get([shared, own]) + store.shared_client("b").get([shared])
+        untouched = store.client("a").get([private]) == [value_of("a", 1, 4096)]
+    expected = [None, value_of("a", 2, 4096), value_of("b", 3, 4096)]
+    holds = alone == [None, None] and both == expected and kept and untouched and not any(after)
+    detail = f"one consents: {_count(alone)} of 2 read; both: {_count(both)} of 2, and nothing private"
+    return Verdict(holds, f"{detail}; after leaving: {_count(after)} of 6; a's own and its shared bytes kept: {kept}")
+
+
+@case("I5", "a member of a sharing group reads all that another has, deletes it and floods: the other loses nothing")
+def greedy_member(adapter: StoreAdapter) -> Verdict:
+    quotas = {"a": Quota(8 * MIB, 8 * MIB), "b": Quota(8 * MIB)}
+    with adapter.store(quotas, capacity_bytes=32 * MIB) as store:
+        store.agree_to_share("a", "b")
+        store.agree_to_share("b", "a")
+        a, b = store.shared_client("a"), store.shared_client("b")
+        mine = {key_of(n): value_of("a", n, BLOCK_BYTES) for n in range(100)}
+        stored = a.put(list(mine.items()))
+        before = store.used_bytes("a")
+        read = sum(b.get([key]) == [value] for key, value in mine.items())
+        b.delete(list(mine))
+        b.put([(key_of(n), value_of("b", n, BLOCK_BYTES)) for n in range(1000, 1300)])
+        kept = a.get(list(mine)) == list(mine.values())
+        more = a.put([(key_of(n), value_of("a", n, BLOCK_BYTES)) for n in range(200, 220)])
+        books = store.used_bytes("a") - before == 20 * BLOCK_BYTES and store.used_bytes("b") <= 8 * MIB
+    holds = {*stored, *more} == {Put.STORED} and read == len(mine) and kept and books
+    return Verdict(
+        holds, f"b read {read} of {len(mine)}, deleted and flooded; a kept all: {kept}; books exact: {books}"
+    )
+
+
 @case("I3", "overwriting another tenant's bytes")
 def overwrites_a_neighbour(adapter: StoreAdapter) -> Verdict:
     with adapter.store(PAIR, capacity_bytes=64 * MIB) as store:
@@ -168,3 +213,7 @@ def _settled(client: TenantClient, key: bytes) -> bytes | None:
 
 def _told(value: bytes | None) -> str:
     return "a miss" if value is None else f"{len(value)} bytes DELIVERED"
+
+
+def _count(values: list[bytes | None]) -> int:
+    return sum(value is not None for value in values)

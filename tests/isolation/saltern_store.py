@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -28,7 +29,7 @@ from saltern.keys import BlockKey, SaltKey
 from saltern.names import NamespaceId, TenantId, parse_namespace_id, parse_tenant_id
 from saltern.results import AlreadyStored, Error, Hit, Miss, PutResult, Stored
 from saltern.wire import Opcode
-from tenants.policy import NamespacePolicy
+from tenants.policy import GroupPeer, GroupPolicy, NamespacePolicy
 from tenants.quota import Tier, TierQuota
 from tenants.tokens import Audience
 from tests.isolation.adapter import (
@@ -57,6 +58,7 @@ from tests.support.wire_client import Segment, WireClient, connect_tcp, connect_
 DEADLINE_MS = 120_000
 FROZEN_DEADLINE_MS = 500
 _TICK_S = 0.02
+_CHAT, _GROUP = NamespaceId("chat"), "group-1"
 _SMALL_BUFFER_BYTES = 64 * 1024
 _SHM_COPIES, _SHM_ENTRY_BYTES = 6, 8 * MIB
 
@@ -153,6 +155,7 @@ class SalternStore(Store):
         self._transport = transport
         self._resources = resources
         self._clients: dict[tuple[str, str], SalternClient] = {}
+        self._group_epoch = 1
 
     def client(self, tenant: str, namespace: str = "chat") -> TenantClient:
         made = self._clients.get((tenant, namespace))
@@ -182,6 +185,37 @@ class SalternStore(Store):
             # One uid for all: the names alone must keep them apart.
             made = {**policy.namespaces, namespace_id: NamespacePolicy("uid-1", 8 * MIB, (1,))}
             self._node.change(tenant, namespaces=made)
+
+    # ---- sharing on purpose
+
+    def agree_to_share(self, tenant: str, other: str) -> None:
+        self._set_peers(tenant, (GroupPeer(TenantId(other), _CHAT, "uid-1"),))
+
+    def stop_sharing(self, tenant: str) -> None:
+        """What the control plane does when a member leaves: it is out, and the others get a new epoch."""
+        self._group_epoch += 1
+        for other, policy in list(self._node.tenants.items()):
+            if policy.namespaces[_CHAT].groups:
+                self._set_peers(other, None if other == tenant else ())
+
+    def _set_peers(self, tenant: str, peers: tuple[GroupPeer, ...] | None) -> None:
+        policy = self._node.tenants[TenantId(tenant)]
+        groups = {} if peers is None else {_GROUP: GroupPolicy((self._group_epoch,), peers)}
+        chat = replace(policy.namespaces[_CHAT], groups=groups)
+        self._node.change(tenant, namespaces={**policy.namespaces, _CHAT: chat})
+
+    def shared_client(self, tenant: str) -> TenantClient:
+        credentials = StaticCredentials(
+            self._node.token(tenant, _CHAT),
+            namespace=_CHAT,
+            nodes=(endpoint_of(self._node),),
+            epoch=self._group_epoch,
+            salt_key=SaltKey(bytes(32)),
+            model_fingerprint=b"model",
+            sharing_group_uid=_GROUP,
+        )
+        client = Client.from_credentials(credentials, transport=self._transport, deadline_ms=DEADLINE_MS)
+        return SalternClient(self._resources.enter_context(client))
 
     def used_bytes(self, tenant: str) -> int:
         usage = self._node.usage().tenants.get(TenantId(tenant))

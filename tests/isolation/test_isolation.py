@@ -33,6 +33,7 @@ def test_isolation(saltern: SalternAdapter, tried: Case) -> None:
         (cases_identity.same_key_in_two_tenants, "one index for every tenant"),
         (cases_identity.overwrites_a_neighbour, "one index for every tenant"),
         (cases_identity.look_alike_names, "one index for every tenant"),
+        (cases_identity.shares_by_consent, "one index for every tenant"),
         (cases_identity.remove_all_of_one, "keep a deleted tenant"),
         (cases_budget.quota_under_flood, "grow past the limit"),
         (cases_budget.shrunk_below_use, "keep what is above a lowered limit"),
