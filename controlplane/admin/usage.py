@@ -32,6 +32,8 @@ _COLLECTION = "nodes"
 _USAGES = "usages"
 #: Usage records of one message of an export.
 _EXPORT_RECORDS = 500
+#: And of one statement: hours that are open are read from their beginning by each.
+_READ_RECORDS = 5000
 _INT64_MAX = 2**63 - 1
 
 
@@ -99,12 +101,13 @@ class UsageService(AdminServicer, usage_pb2_grpc.UsageServiceServicer):
             after = None
             while True:
                 async with self._reading() as session:
-                    records = await read_records(session, query, after=after, limit=_EXPORT_RECORDS)
-                if records:
-                    after = records[-1].position
-                    yield usage_pb2.ExportUsageRecordsResponse(usage_records=map(to_usage_record, records))
-                if len(records) < _EXPORT_RECORDS:
+                    records = await read_records(session, query, after=after, limit=_READ_RECORDS)
+                for at in range(0, len(records), _EXPORT_RECORDS):
+                    page = records[at : at + _EXPORT_RECORDS]
+                    yield usage_pb2.ExportUsageRecordsResponse(usage_records=map(to_usage_record, page))
+                if len(records) < _READ_RECORDS:
                     break
+                after = records[-1].position
 
     def _reading(self) -> AbstractAsyncContextManager[AsyncSession]:
         return self._database.transaction(isolation_level="REPEATABLE READ")

@@ -31,7 +31,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
-from uuid import UUID
 from zlib import crc32
 
 from saltern.names import TenantId
@@ -59,7 +58,7 @@ class Subject:
     """
 
     tenant: TenantId
-    tenant_uid: UUID
+    tenant_uid: str
     namespace_uid: str = ""
     namespace: str = ""
 
@@ -234,7 +233,7 @@ def take_in(
         if meter is None:
             if reading.is_blank:
                 continue
-        elif meter.reading == reading and not (
+        elif (meter.reading is reading or meter.reading == reading) and not (
             reading.holds and (at.is_after_gap or is_due(meter.since_s, at.now_s, subject.phase_s))
         ):
             continue

@@ -13,8 +13,9 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Final
 
+import msgspec
 import structlog
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.audit import record
@@ -51,10 +52,14 @@ FORGET_AFTER: Final = timedelta(days=60)
 #: No record is removed before, whatever the settings say; the table's trigger holds the same.
 RETENTION_MIN: Final = timedelta(days=62)
 RETENTION_DEFAULT: Final = timedelta(days=397)
-_PAGE_RECORDS: Final = 1000
+#: More than there can be of one hour.
+_HOUR_RECORDS_MAX: Final = 10_000_000
+_INSERTED_AT_ONCE: Final = 500
 _PROCESSES_AT_ONCE: Final = 8
-_NO_TIME: Final = timedelta(0)
 _EPOCH_S: Final = 0
+_INSERT: Final = text(
+    "INSERT INTO usage_records SELECT * FROM jsonb_populate_recordset(NULL::usage_records, CAST(:rows AS jsonb))"
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -82,17 +87,50 @@ class HourCloser:
             await asyncio.sleep(STEP_INTERVAL_S)
 
     async def step(self) -> int:
-        """Do what is due now, unless another control plane is at it; return how many records were closed."""
+        """Do what is due now, unless another control plane is at it; return how many records were made."""
         now = self._clock()
         while await self._settle_silent(now):
             pass
+        made = await self._make_records(now)  # of a step that was cut off
+        if await self._end_hours(now):
+            made += await self._make_records(now)
+            async with self._transaction() as session:
+                await _forget(session, now, self._retention)
+        return made
+
+    async def _end_hours(self, now: datetime) -> bool:
+        """Say that every hour that ended ``CLOSE_AFTER`` ago is closed; whether there was one.
+
+        In a transaction of its own, which is over at once: reports wait for it, and leases hang on reports.
+        """
+        until = to_time(to_unix_s(now - CLOSE_AFTER) // HOUR_S * HOUR_S)
         async with self._transaction() as session:
             if not await try_lock_metering(session):
-                return 0
-            closed = await _close(session, now)
-            if closed is not None:  # once an hour is often enough
-                await _forget(session, now, self._retention)
-        return closed or 0
+                return False
+            # Waits for the reports that hold hours open: from here on nobody adds to these.
+            state = await session.scalar(select(models.MeteringState).with_for_update())
+            assert state is not None, "the migration makes the row, and its trigger keeps it"
+            ended = select(models.OpenUsage).where(models.OpenUsage.hour < state.closed_until)
+            if until <= state.closed_until or await session.scalar(select(ended.exists())):
+                return False
+            await session.execute(
+                update(models.MeteringState).values(closed_from=state.closed_until, closed_until=until)
+            )
+        return True
+
+    async def _make_records(self, now: datetime) -> int:
+        """Make records of what was booked to closed hours, hour by hour; return how many."""
+        made = 0
+        while True:
+            async with self._transaction() as session:
+                if not await try_lock_metering(session):
+                    return made
+                state = await session.scalar(select(models.MeteringState))
+                assert state is not None, "the migration makes the row, and its trigger keeps it"
+                hour = await session.scalar(select(func.min(models.OpenUsage.hour)))
+                if hour is None or hour >= state.closed_until:
+                    return made
+                made += await _close(session, hour, now)
 
     async def _settle_silent(self, now: datetime) -> int:
         """Book what some silent processes held; return how many they were."""
@@ -130,45 +168,28 @@ class HourCloser:
         return self._database.transaction(ServiceScope(ServiceTask.METERING))
 
 
-async def _close(session: AsyncSession, now: datetime) -> int | None:
-    """Close every hour that ended ``CLOSE_AFTER`` ago; return how many records that made, None if there was no hour."""
-    until = to_time(to_unix_s(now - CLOSE_AFTER) // HOUR_S * HOUR_S)
-    # Waits for the reports that hold it open: from here on nobody adds to these hours.
-    state = await session.scalar(select(models.MeteringState).with_for_update())
-    assert state is not None, "the migration makes the row, and its trigger keeps it"
-    if until <= state.closed_until:
-        return None
-    hours = list(await session.scalars(select(models.OpenUsage.hour).where(models.OpenUsage.hour < until).distinct()))
+async def _close(session: AsyncSession, hour: datetime, now: datetime) -> int:
+    """Turn one hour, to which nobody adds any more, into records; return how many."""
     records: list[Record] = []
     for by_namespace in (False, True):
-        for hour in sorted(hours):
-            records += await _read_hour(session, hour, by_namespace=by_namespace)
-    await session.execute(update(models.MeteringState).values(closed_from=state.closed_until, closed_until=until))
-    for at in range(0, len(records), _PAGE_RECORDS):
-        await session.execute(insert(models.UsageRecord), [_to_row(item) for item in records[at : at + _PAGE_RECORDS]])
-        await asyncio.sleep(0)
-    await session.execute(delete(models.OpenUsage).where(models.OpenUsage.hour < until))
-    for hour in sorted(hours):
-        await _record_hour(session, hour, [item for item in records if item.start == hour], now)
-    if records:
-        _log.info("usage closed", closed_until=until.isoformat(), hours=len(hours), records=len(records))
+        query = RecordQuery(HOUR, hour, hour + HOUR, by_namespace=by_namespace)
+        records += await read_records(session, query, limit=_HOUR_RECORDS_MAX)
+    for at in range(0, len(records), _INSERTED_AT_ONCE):
+        rows = [_to_row(item) for item in records[at : at + _INSERTED_AT_ONCE]]
+        await session.execute(_INSERT, {"rows": msgspec.json.encode(rows).decode()})
+    await session.execute(delete(models.OpenUsage).where(models.OpenUsage.hour == hour))
+    await _record_hour(session, hour, records, now)
+    _log.info("usage closed", hour=hour.isoformat(), records=len(records))
     return len(records)
-
-
-async def _read_hour(session: AsyncSession, hour: datetime, *, by_namespace: bool) -> list[Record]:
-    found: list[Record] = []
-    query = RecordQuery(HOUR, hour, hour + HOUR, by_namespace=by_namespace)
-    while page := await read_records(session, query, after=found[-1].position if found else None, limit=_PAGE_RECORDS):
-        found += page
-        await asyncio.sleep(0)
-    return found
 
 
 async def _record_hour(session: AsyncSession, hour: datetime, records: Sequence[Record], now: datetime) -> None:
     """Say in the platform's audit trail what was closed (I11)."""
     digest = RecordsDigest()
-    for item in records:
+    for number, item in enumerate(records):
         digest.add(to_usage_record(item, is_open=False))
+        if number % _INSERTED_AT_ONCE == 0:
+            await asyncio.sleep(0)
     await record(
         session,
         tenant=None,
@@ -183,7 +204,7 @@ async def _record_hour(session: AsyncSession, hour: datetime, records: Sequence[
 def _to_row(item: Record) -> dict[str, object]:
     return {
         "tenant_id": item.tenant,
-        "hour": item.start,
+        "hour": item.start.isoformat(),
         "tenant_uid": item.tenant_uid,
         "namespace_id": item.namespace,
         **{name: item.amounts.get(name, 0) for name in (*RECORD_INTEGRALS, *RECORD_COUNTERS)},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from typing import Final
-from uuid import UUID
 
 from controlplane.core.metering import Reading, Subject
 from saltern.admin.v1 import quotas_pb2
@@ -54,7 +53,7 @@ def decode_readings(usage: node_pb2.TenantUsage) -> Iterator[tuple[Subject, Read
         return  # it goes by a policy of before there were uids, until its next one
     if _UUID.fullmatch(usage.tenant_uid) is None:
         raise _invalid("tenant_uid", f"{usage.tenant_uid[:64]!r} is not a uid")
-    tenant, tenant_uid = TenantId(usage.tenant_id), UUID(usage.tenant_uid)
+    tenant, tenant_uid = TenantId(usage.tenant_id), usage.tenant_uid
     counters = {name: _count(field, getattr(usage, field)) for field, name in _TENANT_COUNTERS}
     for field, column in _TENANT_MAPS:
         for name, count in getattr(usage, field).items():

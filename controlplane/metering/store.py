@@ -79,7 +79,7 @@ async def read_process(session: AsyncSession, row: models.MeteredProcess) -> Pro
         models.Meter.counters,
     ).where(models.Meter.counters_id == row.counters_id)
     meters = {
-        Subject(TenantId(meter.tenant_id), meter.tenant_uid, meter.namespace_uid, meter.namespace_id): Meter(
+        Subject(TenantId(meter.tenant_id), str(meter.tenant_uid), meter.namespace_uid, meter.namespace_id): Meter(
             to_unix_s(meter.since), Reading(meter.dram_bytes, meter.ssd_bytes, meter.counters)
         )
         for meter in await session.execute(statement)
@@ -120,7 +120,7 @@ async def write_meters(
     ]
     if rows:
         await session.execute(_UPSERT_METERS, {"counters_id": counters_id, "rows": _to_json(rows)})
-    keys = [(subject.tenant, subject.tenant_uid, subject.namespace_uid) for subject in gone]
+    keys = [(subject.tenant, UUID(subject.tenant_uid), subject.namespace_uid) for subject in gone]
     if keys:
         named = tuple_(models.Meter.tenant_id, models.Meter.tenant_uid, models.Meter.namespace_uid).in_(keys)
         await session.execute(delete(models.Meter).where(models.Meter.counters_id == counters_id, named))
@@ -128,7 +128,7 @@ async def write_meters(
 
 async def add_to_hours(session: AsyncSession, counters_id: str, booked: Mapping[Subject, Bookings]) -> None:
     """Add what was booked to the open hours of its subjects."""
-    sums: dict[tuple[int, str, UUID, str], dict[str, int]] = {}
+    sums: dict[tuple[int, str, str, str], dict[str, int]] = {}
     for subject, bookings in booked.items():
         for hour_s, amounts in bookings.by_hour.items():
             # Two namespaces of one name, a deleted one and the one made after it, share a row.
