@@ -17,6 +17,9 @@ FIRST_SEEDS = {
     "say that nothing was purged at a start": 24,
     "serve what was deleted meanwhile": 12,
     "ignore reservations on SSD": 11,
+    "grow past a namespace's limit": 4,
+    "grow past a namespace's limit on SSD": 4,
+    "keep what is above a namespace's lowered limit": 4,
 }
 
 

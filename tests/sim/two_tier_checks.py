@@ -6,8 +6,10 @@ from collections import Counter
 
 from dataplane.core.partition import Partition
 from dataplane.core.segments import BLOCK_BYTES
+from dataplane.core.usage import TenantUsage
 from saltern.keys import BlockKey
 from saltern.names import NamespaceId, TenantId
+from tenants.quota import Tier
 from tests.sim.disk import Value
 from tests.sim.two_tiers import TwoTierWorld
 
@@ -100,7 +102,20 @@ def _i4_limits(world: TwoTierWorld) -> None:
         books = usage.tenants.get(tenant)
         if books is not None and tenant in world.rules:
             _never_grows_above(world, tenant, "DRAM", books.used_bytes, books.limit_bytes)
+            _i4_namespaces(world, tenant, books)
     assert sum(file_bytes.values()) <= world.tier.used_bytes <= world.tier.capacity_bytes, "I4: the device"
+
+
+def _i4_namespaces(world: TwoTierWorld, tenant: TenantId, books: TenantUsage) -> None:
+    """As of a tenant: a namespace is within its own limits, or above a lowered one and shrinking; and has no others."""
+    for part in books.namespaces.values():
+        assert part.used_bytes <= books.used_bytes, f"I8: a namespace of {tenant} uses more than all of it"
+        limits = world.rules[tenant].namespace_limits
+        assert part.limit_bytes == limits.get(Tier.DRAM) and part.ssd_limit_bytes in (None, limits.get(Tier.SSD))
+        held = (("DRAM", part.used_bytes, part.limit_bytes), ("SSD", part.ssd_used_bytes, part.ssd_limit_bytes))
+        for tier, used_bytes, limit_bytes in held:
+            if limit_bytes is not None:
+                _never_grows_above(world, tenant, f"{tier} of namespace {part.uid}", used_bytes, limit_bytes)
 
 
 def _never_grows_above(world: TwoTierWorld, tenant: TenantId, tier: str, used_bytes: int, limit_bytes: int) -> None:

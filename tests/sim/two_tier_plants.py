@@ -14,6 +14,7 @@ from dataplane.core.segments import BLOCK_BYTES
 from dataplane.core.ssd_books import Append, SegmentBooks, SegmentState, SsdRead
 from dataplane.core.ssd_log import SegmentLog
 from dataplane.core.ssd_tier import SsdTier
+from dataplane.core.tenant_cache import NO_LIMIT_BYTES
 from tests.sim.plants import Plant
 
 
@@ -108,6 +109,46 @@ def _grow_past_the_limit(original: Any) -> Any:
     return make_room
 
 
+def _grow_past_the_namespaces_limit(original: Any) -> Any:
+    def admit(self: Pool, index: Any, *rest: Any) -> Any:
+        limit_bytes, index.namespace.limit_bytes = index.namespace.limit_bytes, NO_LIMIT_BYTES
+        try:
+            return original(self, index, *rest)
+        finally:
+            index.namespace.limit_bytes = limit_bytes
+
+    return admit
+
+
+def _grow_past_the_namespaces_limit_on_ssd(original: Any) -> Any:
+    def make_room(self: SegmentLog, partition: Any, need_bytes: int) -> bool:
+        limit_bytes, partition.namespace.limit_bytes = partition.namespace.limit_bytes, NO_LIMIT_BYTES
+        try:
+            return bool(original(self, partition, need_bytes))
+        finally:
+            partition.namespace.limit_bytes = limit_bytes
+
+    return make_room
+
+
+def _keep_what_is_above_a_namespaces_limit(_: Any) -> Any:
+    def evict(self: Pool, namespace: Any, work_max: int = 0) -> int:
+        self.forget_limit(namespace)
+        return 0
+
+    return evict
+
+
+def _credit_no_namespace(original: Any) -> Any:
+    """What is freed stays charged to the namespace: it can hold less and less."""
+
+    def free(self: Pool, entry: Any) -> None:
+        original(self, entry)
+        entry.index.namespace.used_bytes += entry.extent_bytes
+
+    return free
+
+
 def _store_over_what_is_on_ssd(original: Any) -> Any:
     return lambda self, partition, key: False
 
@@ -175,6 +216,14 @@ PLANTS: dict[str, Plant] = {
     "serve what was deleted meanwhile": Plant("I12", SsdTier, "read_end", _serve_what_was_deleted_meanwhile),
     "demote what was deleted meanwhile": Plant("I12", SsdTier, "append_end", _demote_what_was_deleted_meanwhile),
     "grow past the limit on SSD": Plant("I4", SegmentLog, "_make_room", _grow_past_the_limit),
+    "grow past a namespace's limit": Plant("I4", Pool, "admit", _grow_past_the_namespaces_limit),
+    "grow past a namespace's limit on SSD": Plant(
+        "I4", SegmentLog, "_make_room", _grow_past_the_namespaces_limit_on_ssd
+    ),
+    "keep what is above a namespace's lowered limit": Plant(
+        "I4", Pool, "evict_namespace_down", _keep_what_is_above_a_namespaces_limit
+    ),
+    "credit no namespace": Plant("I8", Pool, "_free", _credit_no_namespace),
     "keep what is above a lowered SSD limit": Plant("I4", SegmentLog, "_shrink", _do_nothing),
     "store over what is on SSD": Plant("I6", SsdTier, "outdate", _store_over_what_is_on_ssd),
     "seal without the first row": Plant("I7", SegmentBooks, "live_entries", _seal_without_the_first_row),

@@ -45,6 +45,9 @@ from tests.support.cache_node import key_of
 
 TRANSCRIPT_LINES: Final = 60
 SOFT_MARK_PERCENT: Final = 80
+#: In one of so many worlds namespaces have limits of their own.
+WORLDS_PER_LIMITED: Final = 6
+LIMITED_WORLD: Final = 4
 _NS: Final = NamespaceId("ns")
 _BY_A_CLEAN_STOP: Final = SegmentNumber(0)
 _ARENA: Final = ArenaIdentity("node-1", "boot", "generation", 1, 0)
@@ -85,6 +88,7 @@ class Rules:
     ssd: TierQuota
     uid: str
     epochs: tuple[int, ...] = (1,)
+    namespace_limits: dict[Tier, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -171,6 +175,8 @@ class TwoTierWorld:
         self.arena = Arena(self.dram_bytes)
         self.rules: dict[TenantId, Rules] = {}
         self.names = [TenantId(f"t{number}") for number in range(rng.randint(2, 4))]
+        # Its own source of chance: the other worlds are what they were before there were limits of namespaces.
+        self.limits_rng = Random(f"limits {seed}") if seed % WORLDS_PER_LIMITED == LIMITED_WORLD else None
         self.truth = Truth()
         self.unlawful: list[str] = []
         self.above: dict[tuple[TenantId, str], int] = {}
@@ -745,7 +751,7 @@ class TwoTierWorld:
             tenant: TenantPolicy(
                 TenantState.ACTIVE,
                 {Tier.DRAM: rules.dram, Tier.SSD: rules.ssd},
-                {_NS: NamespacePolicy(rules.uid, 16_384, rules.epochs)},
+                {_NS: NamespacePolicy(rules.uid, 16_384, rules.epochs, tier_limits=dict(rules.namespace_limits))},
             )
             for tenant, rules in self.rules.items()
         }
@@ -762,7 +768,10 @@ class TwoTierWorld:
             return False
         drawn, rules = self._draw_rules(tenant), self.rules[tenant]
         rules.dram, rules.ssd = drawn.dram, drawn.ssd
-        self.say(f"{tenant} now has {rules.dram} and {rules.ssd}")
+        rules.namespace_limits = drawn.namespace_limits
+        self.say(
+            f"{tenant} now has {rules.dram} and {rules.ssd}, its namespace {rules.namespace_limits or 'no limits'}"
+        )
         self.push()
         return True
 
@@ -821,7 +830,17 @@ class TwoTierWorld:
             draw(self.dram_bytes, sum(rules.dram.reserved_bytes for rules in others)),
             draw(self.ssd_bytes, sum(rules.ssd.reserved_bytes for rules in others)),
             f"u{self.uids}",
+            namespace_limits=self._draw_limits(),
         )
+
+    def _draw_limits(self) -> dict[Tier, int]:
+        """Limits of a namespace on either tier, both or none; not always in whole granules or blocks."""
+        rng = self.limits_rng
+        if rng is None:
+            return {}
+        capacities = {Tier.DRAM: self.dram_bytes, Tier.SSD: self.ssd_bytes}
+        shares = {tier: rng.choice([None, 0, 0.15, 0.25, 0.3, 0.45, 1]) for tier in capacities}
+        return {tier: int(share * capacities[tier]) for tier, share in shares.items() if share is not None}
 
     # ---- looking
 
