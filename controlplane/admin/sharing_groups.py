@@ -25,13 +25,13 @@ from controlplane.caller import Caller, authorise, current_caller, not_available
 from controlplane.db.models import Namespace, SharingGroup, SharingGroupMember, Tenant
 from controlplane.rpc import Context
 from controlplane.sharing.groups import (
-    SCOPE,
     Group,
     load_group,
     load_groups_of,
     make_group,
     require_place,
     rotate,
+    scope_for,
     view,
     views,
 )
@@ -117,14 +117,14 @@ class SharingGroupService(AdminServicer, sharing_groups_pb2_grpc.SharingGroupSer
             created = _seen(group, owner)
             return Change(tenant=owner, resource=group.name, response=created, after=created)
 
-        return await self._change("CreateSharingGroup", request, _Group, act, scope=SCOPE)
+        return await self._change("CreateSharingGroup", request, _Group, act, scope=scope_for(owner))
 
     @method
     async def GetSharingGroup(self, request: sharing_groups_pb2.GetSharingGroupRequest, context: Context) -> _Group:
         owner, group_id = parse_sharing_group_name(request.name)
         viewer = parse_tenant_name(request.member) if request.member else current_caller().tenant or owner
         caller = authorise(Permission.SHARING_READ, viewer)
-        async with self._database.transaction(SCOPE) as session:
+        async with self._database.transaction(scope_for(viewer)) as session:
             group = await load_group(session, owner, group_id)
         seen = None if group is None else view(group, viewer)
         if seen is None:
@@ -140,7 +140,7 @@ class SharingGroupService(AdminServicer, sharing_groups_pb2_grpc.SharingGroupSer
         collection = f"{tenant_name(tenant)}/sharingGroups"
         page_size = parse_page_size(request.page_size)
         after = decode_name_token(request.page_token, collection, parse_sharing_group_name)
-        async with self._database.transaction(SCOPE) as session:
+        async with self._database.transaction(scope_for(tenant)) as session:
             await load_tenant(session, tenant, caller)
             groups = [group for group in await load_groups_of(session, tenant) if group.name > after]
         page, last = cut_page(sorted(groups, key=lambda group: group.name)[: page_size + 1], page_size)
@@ -186,7 +186,7 @@ class SharingGroupService(AdminServicer, sharing_groups_pb2_grpc.SharingGroupSer
                 witnesses=witnesses,
             )
 
-        return await self._change("InviteMember", request, _Group, act, scope=SCOPE)
+        return await self._change("InviteMember", request, _Group, act, scope=scope_for(owner))
 
     @method
     async def AcceptInvitation(self, request: sharing_groups_pb2.AcceptInvitationRequest, context: Context) -> _Group:
@@ -216,7 +216,7 @@ class SharingGroupService(AdminServicer, sharing_groups_pb2_grpc.SharingGroupSer
             group.row.revision += 1
             return _change_of(group, tenant, before, touched, response=_seen(group, tenant))
 
-        return await self._change("AcceptInvitation", request, _Group, act, scope=SCOPE)
+        return await self._change("AcceptInvitation", request, _Group, act, scope=scope_for(tenant))
 
     @method
     async def DeclineInvitation(self, request: sharing_groups_pb2.DeclineInvitationRequest, context: Context) -> Empty:
@@ -242,7 +242,7 @@ class SharingGroupService(AdminServicer, sharing_groups_pb2_grpc.SharingGroupSer
             group.row.revision += 1
             return _change_of(group, tenant, before, touched, response=Empty())
 
-        return await self._change("DeclineInvitation", request, Empty, act, scope=SCOPE)
+        return await self._change("DeclineInvitation", request, Empty, act, scope=scope_for(tenant))
 
     @method
     async def LeaveSharingGroup(self, request: sharing_groups_pb2.LeaveSharingGroupRequest, context: Context) -> Empty:
@@ -261,7 +261,7 @@ class SharingGroupService(AdminServicer, sharing_groups_pb2_grpc.SharingGroupSer
             await rotate(self._parts.key_encryption_key, group)
             return _change_of(group, tenant, before, touched, response=Empty())
 
-        return await self._change("LeaveSharingGroup", request, Empty, act, scope=SCOPE)
+        return await self._change("LeaveSharingGroup", request, Empty, act, scope=scope_for(tenant))
 
     @method
     async def RemoveMember(self, request: sharing_groups_pb2.RemoveMemberRequest, context: Context) -> _Group:
@@ -288,7 +288,7 @@ class SharingGroupService(AdminServicer, sharing_groups_pb2_grpc.SharingGroupSer
                 touched = {owner, tenant} & touched  # an invitation was nobody else's business
             return _change_of(group, owner, before, touched, response=_seen(group, owner))
 
-        return await self._change("RemoveMember", request, _Group, act, scope=SCOPE)
+        return await self._change("RemoveMember", request, _Group, act, scope=scope_for(owner))
 
     @method
     async def DeleteSharingGroup(
@@ -311,7 +311,7 @@ class SharingGroupService(AdminServicer, sharing_groups_pb2_grpc.SharingGroupSer
                 witnesses=[Witness(tenant, seen) for tenant, seen in before.items()],
             )
 
-        return await self._change("DeleteSharingGroup", request, Empty, act, scope=SCOPE)
+        return await self._change("DeleteSharingGroup", request, Empty, act, scope=scope_for(owner))
 
 
 async def _load(session: AsyncSession, owner: TenantId, group_id: SharingGroupId, caller: Caller) -> Group:

@@ -16,7 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.admin.etags import make_etag
 from controlplane.admin.fields import to_timestamp
-from controlplane.db import ServiceScope, ServiceTask, models
+from controlplane.caller import not_available
+from controlplane.db import PlatformScope, ServiceScope, ServiceTask, TenantScope, models
+from controlplane.db.row_security import scope_of_current_caller
 from controlplane.salts.roots import new_root
 from controlplane.secrets import KeyEncryptionKey
 from controlplane.secrets.wrapping import group_root_context
@@ -25,9 +27,23 @@ from saltern.errors import FailedPreconditionError, ResourceExhaustedError
 from saltern.names import NamespaceId, SharingGroupId, TenantId, namespace_name, sharing_group_name, tenant_name
 from tenants.sharing import GROUPS_PER_TENANT_MAX
 
-#: Of every transaction about groups.
-SCOPE: Final = ServiceScope(ServiceTask.SHARING)
+_SCOPE: Final = ServiceScope(ServiceTask.SHARING)
 _FIRST_EPOCH: Final = 1
+
+
+def scope_for(tenant: TenantId) -> ServiceScope:
+    """The scope of a transaction about groups in the name of ``tenant``.
+
+    It takes in rows of every tenant, so row-level security is no second wall behind ``authorise`` here. This is: what a
+    transaction of the caller's own could not touch is not acted for (I2).
+
+    Raises:
+        PermissionDeniedError: RESOURCE_NOT_AVAILABLE: the caller is neither of ``tenant`` nor of the platform.
+    """
+    own = scope_of_current_caller()
+    if not isinstance(own, PlatformScope) and own != TenantScope(tenant):
+        raise not_available()
+    return _SCOPE
 
 
 @dataclass(slots=True)

@@ -58,6 +58,8 @@ async def rows_of(admin: Admin, tenant: str) -> list[Any]:
         "rate_limits",
         "salt_policies",
         "salt_epochs",
+        "sharing_groups",
+        "sharing_group_members",
         "api_keys",
         "token_revocations",
     )
