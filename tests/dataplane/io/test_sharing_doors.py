@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dataplane.settings import SsdSettings
 from saltern import wire
@@ -142,3 +143,31 @@ def test_i2_grpc_shares_by_the_same_rules(node: StaticNode) -> None:
         with pytest.raises(PermissionDeniedError) as refused:
             call("coal", "GetBlocks", get)
         assert refused.value.reason == "GROUP_NOT_AVAILABLE"
+
+
+def test_i12_a_restart_finds_on_ssd_what_is_still_shared_and_no_more(tmp_path: Path) -> None:
+    settings = SsdSettings(tmp_path / "ssd", 64 * MIB, tmp_path)
+    signing_key = Ed25519PrivateKey.generate()
+    with static_node(TENANTS, dram_bytes=8 * MIB, ssd=settings, signing_key=signing_key) as node:
+        with connect_tcp(node) as acme:
+            acme.hello(node.token("acme", "chat"), epoch=7, group="g")
+            for name, value in ENTRIES.items():
+                acme.put({name: value})
+            wait_until(lambda: acme.lookup(*ENTRIES).prefix == COUNT)
+        wait_until(lambda: node.session_count() == 0)
+
+    with static_node(TENANTS, dram_bytes=8 * MIB, ssd=settings, signing_key=signing_key) as node:
+        with connect_tcp(node) as blue:
+            blue.hello(node.token("blue", "chat"), epoch=7, group="g")
+            wait_until(lambda: sum(blue.lookup(*ENTRIES).found) >= 60)
+            there = [name for name, found in zip(ENTRIES, blue.lookup(*ENTRIES).found, strict=True) if found]
+            assert blue.get(there[0]) == {there[0]: ENTRIES[there[0]]}
+        wait_until(lambda: node.session_count() == 0)
+
+    later = {**TENANTS, "acme": member("acme", epochs=(8,)), "blue": TENANTS["coal"]}
+    with static_node(later, dram_bytes=8 * MIB, ssd=settings, signing_key=signing_key) as node:
+        with connect_tcp(node) as acme:
+            acme.hello(node.token("acme", "chat"), epoch=8, group="g")
+            wait_until(lambda: not any((tmp_path / "ssd").rglob("*.seg")))  # keys first, then files
+            assert sum(acme.lookup(*ENTRIES).found) == 0
+        wait_until(lambda: node.session_count() == 0)
