@@ -40,7 +40,8 @@ def test_a_group_from_its_making_to_its_end(saltern: Saltern, pair: tuple[str, s
     listed = saltern("share", "list", other)
     assert "invited" in listed.out and group in listed.out
     assert (
-        saltern("share", "list", owner, "-o", "json").json["sharing_groups"][0]["members"][1]["state"] == "STATE_INVITED"
+        saltern("share", "list", owner, "-o", "json").json["sharing_groups"][0]["members"][1]["state"]
+        == "STATE_INVITED"
     )
 
     accepted = saltern("share", "accept", group, f"tenants/{other}/namespaces/chat", "--yes", "--wait")
