@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import sys
 import time
@@ -182,8 +183,10 @@ def _keys() -> Iterator[bool]:
 
 def _next_key(timeout_s: float) -> str:
     """The next key, empty if none was typed in time."""
-    readable, _, _ = select.select([sys.stdin], [], [], timeout_s)
-    return sys.stdin.read(1) if readable else ""
+    descriptor = sys.stdin.fileno()
+    readable, _, _ = select.select([descriptor], [], [], timeout_s)
+    # Not sys.stdin.read: it would take all that was typed into a buffer that select does not see.
+    return os.read(descriptor, 1).decode("ascii", "replace") if readable else ""
 
 
 def _wait(until_s: float) -> str:
