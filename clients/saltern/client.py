@@ -3,9 +3,9 @@
 ::
 
     with Client(control="127.0.0.1:7700", api_key=secret, namespace="llama-70b") as client:
-        keys = client.block_keys(engine_block_hashes)
-        client.put_many(zip(keys, blocks))
-        for result in client.get_many(keys):
+        chain = client.chain(engine_block_hashes)  # of one prompt, head first
+        chain.put_many(enumerate(blocks))
+        for result in chain.get_many(range(len(chain))):
             match result:
                 case Hit(payload): ...
                 case Miss(cause): ...
