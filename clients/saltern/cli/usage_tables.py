@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from saltern.admin.v1.usage_pb2 import Usage, UsageRecord
 
 #: Causes of evictions that the tenant's own puts and limit are behind.
-_OWN: Final = ("own-limit", "own-put", "soft-mark")
+_OWN: Final = ("own-limit", "own-put", "soft-mark", "namespace-limit")
 _NEIGHBOUR: Final = "neighbour"
 _QUOTA: Final = "quota"
 
