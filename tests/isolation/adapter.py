@@ -131,6 +131,10 @@ class Store(ABC):
     def swap_bytes(self, tenant: str, key: bytes, other_tenant: str, other_key: bytes) -> None:
         """Put one entry's bytes where another's are, behind the store's back, as faulty memory would."""
 
+    def limit_namespace(self, tenant: str, namespace: str, limit_bytes: int) -> None:
+        """Bound what one of a tenant's namespaces may hold; in force when this returns."""
+        raise NotOfferedError("there is no limit within a tenant")
+
     def agree_to_share(self, tenant: str, other: str) -> None:
         """``tenant`` consents, for itself, to share with ``other``; in force when this returns."""
         raise NotOfferedError("nothing is shared on purpose")

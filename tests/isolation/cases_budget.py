@@ -57,6 +57,31 @@ def shrunk_below_use(adapter: StoreAdapter) -> Verdict:
     return Verdict(0 < after_bytes <= limit_bytes and exact and others == 200, detail)
 
 
+@case(
+    "I4", "a namespace floods past its limit within the tenant: never passed, and the tenant's other one loses nothing"
+)
+def namespace_under_flood(adapter: StoreAdapter) -> Verdict:
+    limit_bytes, offered_bytes = 4 * MIB, 64 * MIB
+    with adapter.store({"a": Quota(16 * MIB)}, capacity_bytes=64 * MIB) as store:
+        keys = [key_of(number) for number in range(120)]
+        production = store.client("a")
+        production.put([(key, value_of("a", 1, BLOCK_BYTES)) for key in keys])
+        own_bytes = store.used_bytes("a")
+        store.limit_namespace("a", "bulk", limit_bytes)
+        seen: list[int] = []
+        with _in_background(lambda: seen.append(store.used_bytes("a") - own_bytes)):
+            outcomes = _flood(store.client("a", "bulk"), offered_bytes)
+        kept = sum(value == value_of("a", 1, BLOCK_BYTES) for value in production.get(keys))
+        store.limit_namespace("a", "bulk", limit_bytes // 4)
+        lowered_bytes = store.used_bytes("a") - own_bytes
+    detail = (
+        f"{offered_bytes // MIB} MiB offered to {limit_bytes // MIB} MiB: most seen {max(seen)} in {len(seen)} looks;"
+        f" the other has {kept} of 120; lowered to {limit_bytes // 4}: {lowered_bytes}"
+    )
+    is_within = max(seen) <= limit_bytes and 0 < lowered_bytes <= limit_bytes // 4
+    return Verdict(is_within and kept == 120 and outcomes[Put.STORED] > 0 and len(seen) > 10, detail)
+
+
 @case("I5", "a tenant inside its quota loses nothing to a neighbour's churn")
 def neighbours_churn(adapter: StoreAdapter) -> Verdict:
     return _churn_beside(adapter, {"a": Quota(16 * MIB), "b": Quota(48 * MIB)})

@@ -228,6 +228,14 @@ class SalternStore(Store):
     def set_limit(self, tenant: str, limit_bytes: int) -> None:
         self._node.change(tenant, tiers={Tier.DRAM: TierQuota(0, limit_bytes)})
 
+    def limit_namespace(self, tenant: str, namespace: str, limit_bytes: int) -> None:
+        self._require_namespace(tenant, namespace)
+        policy = self._node.tenants[TenantId(tenant)]
+        name = NamespaceId(namespace)
+        # Books of namespaces are told apart by uid, which no two have in common outside of this suite.
+        limited = replace(policy.namespaces[name], uid=f"uid-{name}", tier_limits={Tier.DRAM: limit_bytes})
+        self._node.change(tenant, namespaces={**policy.namespaces, name: limited})
+
     def remove_all(self, tenant: str) -> None:
         self._node.apply({name: policy for name, policy in self._node.tenants.items() if name != tenant})
 

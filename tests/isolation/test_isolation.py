@@ -12,6 +12,7 @@ from tests.isolation.adapter import StoreAdapter
 from tests.isolation.saltern_store import SalternAdapter
 from tests.isolation.suite import SUITE
 from tests.isolation.table import Case, Judge, Outcome, Verdict, run_case
+from tests.sim import two_tier_plants
 from tests.sim.plants import planted
 
 
@@ -48,6 +49,12 @@ def test_a_case_fails_where_the_core_is_broken(judge: Judge, fault: str) -> None
     """A suite that no fault can fail would prove nothing."""
     with planted(fault):
         row = run_case(SalternAdapter("tcp"), Case("I1", "any", judge))
+    assert row.outcome is Outcome.FAILS, row.detail
+
+
+def test_the_case_of_a_namespaces_limit_fails_where_that_is_not_kept() -> None:
+    with two_tier_plants.planted("grow past a namespace's limit"):
+        row = run_case(SalternAdapter("tcp"), Case("I4", "any", cases_budget.namespace_under_flood))
     assert row.outcome is Outcome.FAILS, row.detail
 
 
