@@ -93,6 +93,18 @@ def test_blocks_of_the_old_epoch_are_read_and_new_ones_go_to_the_newest(
     assert sum(older_sessions(client)) == 0, "given back with the epoch"
 
 
+def test_sessions_of_the_older_epoch_are_closed_when_a_grant_no_longer_has_it(
+    nodes: list[StaticNode], credentials: ChangingCredentials, client: Client
+) -> None:
+    rotate(nodes, 1, 2)
+    credentials.change(with_epochs(credentials, 1, 2))
+    assert client.chain(HASHES).lookup().error is None
+    assert max(older_sessions(client)) == 1
+    credentials.change(with_epochs(credentials, 2))
+    assert client.chain(HASHES).lookup().error is None
+    assert sum(older_sessions(client)) == 0
+
+
 def test_an_epoch_that_is_gone_costs_one_exchange_and_no_call(
     nodes: list[StaticNode], credentials: ChangingCredentials, client: Client
 ) -> None:
