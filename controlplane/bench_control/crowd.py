@@ -60,7 +60,7 @@ def nodes(stack: BenchStack, count: int, api_key: str, folder: Path) -> Iterator
     key_file.touch(0o600)
     key_file.write_text(api_key)
     with ExitStack() as processes:
-        started = []
+        endpoints = []
         for number in range(count):
             own = folder / f"node-{number}"
             own.mkdir(0o700)
@@ -78,5 +78,7 @@ def nodes(stack: BenchStack, count: int, api_key: str, folder: Path) -> Iterator
                 str(ready_file),
             ]
             log = processes.enter_context(log_file.open("wb"))
-            started.append((processes.enter_context(child(command, {}, stderr=log)), ready_file, log_file))
-        yield [wait_ready(process, ready_file, log)["grpc_endpoint"] for process, ready_file, log in started]
+            process = processes.enter_context(child(command, {}, stderr=log))
+            # One after the other: every node that joins moves everybody's shares.
+            endpoints.append(wait_ready(process, ready_file, log_file)["grpc_endpoint"])
+        yield endpoints

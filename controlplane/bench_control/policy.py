@@ -60,14 +60,15 @@ async def measure(stack: BenchStack, folder: Path, *, tenants: int, node_count: 
         (key,) = await exits.enter_async_context(prepared_keys(stack, channel, 1))
         cluster = Cluster(channel, await _bearer(channel, (stack.state_dir / "bench-admin-key").read_text()), key)
         node_key = await cluster.add_node_key()
-        add_tenants(stack, tenants)
         endpoints = exits.enter_context(nodes(stack, node_count, node_key, folder))
         doors = [await exits.enter_async_context(grpc.aio.insecure_channel(endpoint)) for endpoint in endpoints]
+        await cluster.wait(0)
         began_s = perf_counter()
+        add_tenants(stack, tenants)
         await cluster.wait(0)
         report: dict[str, Any] = {"cpus": os.cpu_count(), "tenants": tenants, "nodes": node_count}
         report["load_average_1_min_before"] = os.getloadavg()[0]
-        report["first_policy_s"] = perf_counter() - began_s
+        report["all_tenants_s"] = perf_counter() - began_s
         report["quota_ms"] = _spread([await cluster.quota_to_enforcement(number) for number in range(rounds)])
         revocations = [await cluster.revocation_to_refusal(doors) for _ in range(min(rounds, _REVOCATIONS_MAX))]
         report["revocation_ms"] = _spread(revocations)
@@ -189,7 +190,8 @@ def table(report: dict[str, Any]) -> str:
         lines.append(f"{label:56} {spread['p50']:9.1f} {spread['p99']:9.1f} {spread['max']:9.1f}")
     load = f"{report['load_average_1_min_before']:.1f} to {report['load_average_1_min_after']:.1f}"
     lines.append(
-        f"first policy on every node after {report['first_policy_s']:.1f} s; {report['cpus']} CPUs, load {load}"
+        f"all tenants made, leased and on every node within {report['all_tenants_s']:.1f} s;"
+        f" {report['cpus']} CPUs, load {load}"
     )
     return "\n".join(lines)
 

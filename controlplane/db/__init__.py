@@ -6,6 +6,7 @@ from controlplane.db.policy import (
     bump_policy_versions,
     note_policy_version,
     raised_policy_version,
+    versions_of,
 )
 from controlplane.db.row_security import PlatformScope, Scope, ServiceScope, ServiceTask, TenantScope, scope_of
 from controlplane.db.session import Database, connect, sqlalchemy_url
@@ -25,4 +26,5 @@ __all__ = [
     "raised_policy_version",
     "scope_of",
     "sqlalchemy_url",
+    "versions_of",
 ]

@@ -54,6 +54,11 @@ async def bump_policy_version(
     return version
 
 
+def versions_of(tenants: Collection[TenantId]) -> int:
+    """By how much :func:`bump_policy_versions` raises the version for a change of so many tenants."""
+    return len(tenants) if 1 <= len(tenants) <= CHANGED_TENANTS_MAX else 1
+
+
 async def bump_policy_versions(session: AsyncSession, now: datetime, tenants: Collection[TenantId]) -> int:
     """Raise the version for a change that is about ``tenants`` and no others; otherwise as :func:`bump_policy_version`.
 

@@ -40,6 +40,7 @@ from controlplane.db import (
     bump_policy_version,
     bump_policy_versions,
     models,
+    versions_of,
 )
 from controlplane.db.locks import lock_leases, try_lock_leases
 from controlplane.node.demand import DemandMeter
@@ -109,6 +110,7 @@ class LeaseKeeper:
         self._reclaim_from_s = self._looked_s + reclaim_grace_s
         self._demand = DemandMeter()
         self._woken = asyncio.Event()
+        self._settling = asyncio.Lock()
 
     def wake(self) -> None:
         """A node has settled a policy: there may be something to give."""
@@ -140,6 +142,10 @@ class LeaseKeeper:
         Args:
             retry: also look at quotas that are not where they should be: a node may have given something back.
         """
+        async with self._settling:  # the others find it done; in the database they would hold a connection meanwhile
+            await self._settle(retry)
+
+    async def _settle(self, retry: bool) -> None:
         async with self._database.transaction(_SCOPE) as session:
             state = (await session.scalars(select(models.PolicyState))).one()
             lease = models.QuotaLease
@@ -171,11 +177,17 @@ class LeaseKeeper:
             limits = await step_namespaces(session, tenants, members, book, moved=changed, version=version + 1)
         if changed or limits:
             movers = {key[0] for key in changed} | {key[0] for key in limits}
+            planned = version + versions_of(movers)
+            changed, limits = _carried_by(changed, version + 1, planned), _carried_by(limits, version + 1, planned)
+            # Before the version is raised: that holds up everybody else's changes until the commit.
+            await write_holdings(session, changed)
+            await write_namespace_holdings(session, limits)
             carried = await bump_policy_versions(session, self._clock(), movers)
-            # Others may have raised the version since it was read; what they changed is the next step's.
-            await write_holdings(session, _carried_by(changed, version + 1, carried))
-            await write_namespace_holdings(session, _carried_by(limits, version + 1, carried))
-            version = carried if carried in (version + 1, version + len(movers)) else version
+            if carried == planned:
+                version = carried
+            else:  # others have raised the version since it was read; what they changed is the next step's
+                await write_holdings(session, _carried_by(changed, planned, carried))
+                await write_namespace_holdings(session, _carried_by(limits, planned, carried))
         await _leased_up_to(session, version)
 
     async def tick(self) -> None:

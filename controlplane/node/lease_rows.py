@@ -24,6 +24,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
 _COLUMNS: Final = ("tenant_id", "tier", "node_id", "granted_bytes", "believed_bytes", "target_bytes", "version")
 _TEXTS: Final = 3
+_ROWS_AT_ONCE: Final = 10_000
 _UPSERT: Final = text(
     f"INSERT INTO quota_leases ({', '.join(_COLUMNS)})"  # noqa: S608 (constants)
     f" SELECT * FROM unnest({', '.join(f':{column}' for column in _COLUMNS)})"
@@ -88,8 +89,9 @@ async def write_holdings(session: AsyncSession, changed: Mapping[QuotaKey, Mappi
         for (tenant, tier), by_node in changed.items()
         for node, holding in by_node.items()
     ]
-    if rows:
-        await session.execute(_UPSERT, dict(zip(_COLUMNS, map(list, zip(*rows, strict=True)), strict=True)))
+    for at in range(0, len(rows), _ROWS_AT_ONCE):  # each statement well within its time limit
+        columns = map(list, zip(*rows[at : at + _ROWS_AT_ONCE], strict=True))
+        await session.execute(_UPSERT, dict(zip(_COLUMNS, columns, strict=True)))
 
 
 async def read_members(session: AsyncSession) -> dict[Tier, Members]:
