@@ -29,7 +29,7 @@ _FRESH_S = 0.1
 _WAIT_MIN_S = 0.001
 _TELLING_WAIT_S = 0.05
 #: What a session is for is not there any more; one that is opened now may find another of the same name (WIRE.md 6).
-_PARTITION_GONE = frozenset({"NAMESPACE_NOT_AVAILABLE", "EPOCH_NOT_AVAILABLE"})
+_PARTITION_GONE = frozenset({"NAMESPACE_NOT_AVAILABLE", "EPOCH_NOT_AVAILABLE", "GROUP_NOT_AVAILABLE"})
 
 #: Sessions that are opened at once: a node that comes back meets its clients one by one, not all of their threads.
 OPENING_MAX = 2
