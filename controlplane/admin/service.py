@@ -298,7 +298,7 @@ def require_room(count: int, limit: int, what: str, owner: str) -> None:
 
 def _resource_of(request: Any) -> str:
     """What a request is about, for the record of a denied attempt."""
-    for path in ("name", "parent", "tenant.name", "quota.name", "tenant"):
+    for path in ("name", "parent", "tenant.name", "quota.name", "salt_policy.name", "tenant"):
         value = request
         for part in path.split("."):
             value = getattr(value, part, None)

@@ -8,8 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
+import structlog
 
-from saltern.admin.v1 import credentials_pb2, namespaces_pb2, quotas_pb2, tenants_pb2
+from saltern.admin.v1 import credentials_pb2, namespaces_pb2, quotas_pb2, salt_policies_pb2, tenants_pb2
 from tests.support.control import Control, refused
 
 #: How the row fails to be written: the body of a trigger function after its insertion, and whether it fires at COMMIT.
@@ -21,7 +22,16 @@ FAULTS = {
     "the connection dies in the commit": ("PERFORM pg_terminate_backend(pg_backend_pid())", True),
     "a lock is not free in time": ("RAISE EXCEPTION 'busy' USING ERRCODE = 'lock_not_available'", False),
 }
-TABLES = ("tenants", "namespaces", "tier_quotas", "salt_policies", "api_keys", "request_log", "audit_events")
+TABLES = (
+    "tenants",
+    "namespaces",
+    "tier_quotas",
+    "salt_policies",
+    "salt_epochs",
+    "api_keys",
+    "request_log",
+    "audit_events",
+)
 
 
 def superuser(control: Control, postgres: Any) -> psycopg.Connection[Any]:
@@ -42,7 +52,8 @@ async def failing(control: Control, postgres: Any, fault: str) -> AsyncIterator[
             f"CREATE {kind if at_commit else 'TRIGGER fault AFTER INSERT ON audit_events'}"
             " FOR EACH ROW EXECUTE FUNCTION fault()"
         )
-    yield
+    with structlog.testing.capture_logs():  # tracebacks by the dozen take their time to be drawn
+        yield
     with superuser(control, postgres) as connection:
         connection.execute("DROP FUNCTION fault() CASCADE")
 
@@ -76,6 +87,12 @@ async def test_i11_no_audit_no_act(control: Control, postgres: Any, fault: str) 
         control.credentials.CreateApiKey: credentials_pb2.CreateApiKeyRequest(
             parent="tenants/acme", api_key_id="new", api_key=credentials_pb2.ApiKey(role=credentials_pb2.ROLE_WRITER)
         ),
+        control.salt_policies.UpdateSaltPolicy: salt_policies_pb2.UpdateSaltPolicyRequest(
+            salt_policy=salt_policies_pb2.SaltPolicy(
+                name="tenants/acme/saltPolicy", scope=salt_policies_pb2.SaltPolicy.SCOPE_USER
+            )
+        ),
+        control.salt_policies.RotateSalt: salt_policies_pb2.RotateSaltRequest(name="tenants/acme/saltPolicy"),
         control.credentials.DeleteApiKey: credentials_pb2.DeleteApiKeyRequest(name="tenants/acme/apiKeys/old"),
     }
     before = content(control, postgres)
