@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from controlplane.node.policy_encode import encode_policy
 from dataplane.core.usage import (
     DropReason,
     EvictionCause,
+    NamespaceUsage,
     NodeUsage,
     SsdCounters,
     SsdUsage,
@@ -50,6 +52,39 @@ def test_a_snapshot_decodes_to_a_policy() -> None:
 def test_what_the_control_plane_encodes_the_node_decodes() -> None:
     policy, key_set = decode_snapshot(snapshot())
     assert decode_snapshot(encode_policy(policy, key_set, utc_now())) == (policy, key_set)
+
+
+def test_limits_of_namespaces_arrive_as_they_were_sent_and_their_books_go_back() -> None:
+    policy, key_set = decode_snapshot(snapshot())
+    tenant = policy.tenants[TenantId("acme")]
+    chat = replace(tenant.namespaces[NamespaceId("chat")], tier_limits={Tier.DRAM: 7, Tier.SSD: 0})
+    limited = NodePolicy(7, {TenantId("acme"): replace(tenant, namespaces={NamespaceId("chat"): chat})})
+    assert decode_snapshot(encode_policy(limited, key_set, utc_now()))[0] == limited
+
+    part = NamespaceUsage("u", 1, 2, 3, 4, limit_bytes=7, ssd_used_bytes=5, ssd_entries=6)
+    books = TenantUsage(0, 0, 0, 0, 0, 0, 0, 0, counters=TenantCounters(), namespaces={NamespaceId("chat"): part})
+    [told] = encode_usage(NodeUsage(1, 0, 0, 0, {TenantId("acme"): books}))[0].namespaces
+    assert (told.namespace_id, told.uid, told.get_hits, told.get_misses) == ("chat", "u", 3, 4)
+    dram, ssd = told.tiers
+    assert (dram.tier, dram.used_bytes, dram.entries, dram.limit_bytes) == (quotas_pb2.TIER_DRAM, 1, 2, 7)
+    assert (ssd.tier, ssd.used_bytes, ssd.entries) == (quotas_pb2.TIER_SSD, 5, 6) and not ssd.HasField("limit_bytes")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        [node_pb2.TierLimit(limit_bytes=1)],
+        [node_pb2.TierLimit(tier=quotas_pb2.TIER_DRAM, limit_bytes=-1)],
+        [node_pb2.TierLimit(tier=quotas_pb2.TIER_DRAM, limit_bytes=2**53 + 1)],
+        [node_pb2.TierLimit(tier=quotas_pb2.TIER_DRAM)] * 2,
+    ],
+)
+def test_i4_a_limit_that_makes_no_sense_refuses_the_policy(limits: list[node_pb2.TierLimit]) -> None:
+    message = snapshot()
+    message.tenants[0].namespaces[0].tier_limits.extend(limits)
+    with pytest.raises(InvalidArgumentError) as caught:
+        decode_snapshot(message)
+    assert caught.value.reason == "POLICY_MALFORMED"
 
 
 def test_a_control_plane_that_knows_no_rates_sets_none() -> None:
