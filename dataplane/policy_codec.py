@@ -134,6 +134,7 @@ def _encode_namespace(name: NamespaceId, part: NamespaceUsage) -> node_pb2.Names
         ],
         get_hits=part.get_hits,
         get_misses=part.get_misses,
+        hit_tokens=part.hit_tokens,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from controlplane.core.metering import Reading, Subject
 from saltern.admin.v1 import quotas_pb2
 from saltern.errors import InvalidArgumentError
-from saltern.names import TenantId
+from saltern.names import TenantId, parse_namespace_id
 from saltern.node.v1 import node_pb2
 
 #: Between the column of counters by name and the name: ``puts_refused_by_reason/QUOTA_EXCEEDED``.
@@ -65,7 +65,10 @@ def decode_readings(usage: node_pb2.TenantUsage) -> Iterator[tuple[Subject, Read
         if not 0 < len(part.uid) <= _NAMESPACE_UID_MAX_CHARS:
             raise _invalid("namespaces", f"the uid of {part.namespace_id[:64]!r} has {len(part.uid)} characters")
         counters = {name: _count(field, getattr(part, field)) for field, name in _NAMESPACE_COUNTERS}
-        yield Subject(tenant, tenant_uid, part.uid, part.namespace_id), _reading(part.tiers, counters)
+        yield (
+            Subject(tenant, tenant_uid, part.uid, parse_namespace_id(part.namespace_id)),
+            _reading(part.tiers, counters),
+        )
 
 
 def _reading(

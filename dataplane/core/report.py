@@ -84,5 +84,6 @@ def _namespace_usages(
             ssd_used_bytes=0 if on_ssd is None else on_ssd.used_bytes,
             ssd_entries=0 if on_ssd is None else on_ssd.entries,
             ssd_limit_bytes=None if on_ssd is None else on_ssd.limit_bytes,
+            hit_tokens=0 if books is None else books.get_hits * rule.block_tokens,  # the same for a namespace's life
         )
     return usages

@@ -179,6 +179,7 @@ class NamespaceUsage:
         uid: distinguishes the namespace from a deleted one of the same name.
         limit_bytes, ssd_limit_bytes: its own limits on this node; None where it has none.
         get_hits, get_misses: keys asked for and found, or not, on either tier.
+        hit_tokens: of the hits.
     """
 
     uid: str
@@ -190,6 +191,7 @@ class NamespaceUsage:
     ssd_used_bytes: int = 0
     ssd_entries: int = 0
     ssd_limit_bytes: int | None = None
+    hit_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

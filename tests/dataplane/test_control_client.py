@@ -229,6 +229,28 @@ async def test_i8_a_fenced_node_registers_again() -> None:
             pass
 
 
+async def test_i8_reports_are_numbered_over_every_registration_of_one_process() -> None:
+    async with talking() as (control, _, client):
+        first = await control.reports.get()
+        control.registrations.append(control.registrations[0])
+        while (again := await control.reports.get()).fencing_epoch != 3:
+            pass
+    assert (again.counters_id, first.sequence) == (first.counters_id, 1) and again.sequence > 2
+    async with talking() as (other, _, _):
+        assert (await other.reports.get()).counters_id != first.counters_id
+
+
+async def test_i8_a_node_that_stops_reports_once_more_and_is_never_held_up() -> None:
+    async with talking() as (control, _, client):
+        await control.reports.get()
+        while not control.reports.empty():
+            control.reports.get_nowait()
+        await client.report_last()
+        assert (await control.reports.get()).sequence > 1
+        control.registrations.append(control.registrations[0])
+        await client.report_last()  # fenced: nobody wants to hear it, and that is no error
+
+
 async def test_a_token_near_its_end_is_exchanged_again() -> None:
     async with talking(token_life_s=30) as (control, _, _):
         for _ in range(3):
