@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,9 @@ async def test_i9_nodes_follow_a_restored_database_at_once_and_forget_what_it_do
     postgres: Any, tmp_path: Path
 ) -> None:
     state_dir, backup, sink = tmp_path / "control", tmp_path / "saltern.dump", Sink()
-    with postgres.fresh_database(migrate) as database, postgres.fresh_database() as restored:
+    async with AsyncExitStack() as stack:
+        database = stack.enter_context(postgres.fresh_database(migrate))
+        restored = stack.enter_context(postgres.fresh_database())
         async with control_plane(database, state_dir) as control:
             admin_key = await control.redeem()
             await control.add_tenant("acme", "chat", limit_bytes=MIB)
@@ -68,30 +70,29 @@ async def test_i9_nodes_follow_a_restored_database_at_once_and_forget_what_it_do
             writer = await control.add_api_key(credentials_pb2.ROLE_WRITER, "acme")
             endpoint = control.plane.endpoint
             await asyncio.to_thread(dump, database.owner, backup)
-            async with node(str(endpoint), node_key, sink):
-                await lose(control, await control.bearer(admin_key))
-                issued = await control.exchange(writer, "chat")
-                await reaches(sink, lambda sink: "lost" in sink.core.policy.tenants[ACME].namespaces)
+            await stack.enter_async_context(node(str(endpoint), node_key, sink))
+            await lose(control, await control.bearer(admin_key))
+            issued = await control.exchange(writer, "chat")
+            await reaches(sink, lambda sink: "lost" in sink.core.policy.tenants[ACME].namespaces)
         lost_version = sink.applied_version
         await asyncio.to_thread(restore, restored.owner, backup)
 
-        # Nobody tells the control plane: another host, so it has not even the folder that knows.
+        # Nobody tells the control plane: another host, so it has not even the folder that knows. The node lives on.
         (state_dir / FILE_NAME).unlink()
-        async with control_plane(restored, state_dir, listen=endpoint) as control:
+        with capture_logs() as logs:
+            control = await stack.enter_async_context(control_plane(restored, state_dir, listen=endpoint))
             control.admin_key = admin_key
-            with capture_logs() as logs:
-                async with node(str(endpoint), node_key, sink):
-                    await reaches(sink, lambda sink: sink.applied_version > lost_version + GAP)
-                    assert set(sink.core.policy.tenants) == {ACME}
-                    assert set(sink.core.policy.tenants[ACME].namespaces) == {"chat"}
-                    await suspend(control)
-                    await reaches(sink, lambda sink: sink.core.policy.tenants[ACME].state is TenantState.SUSPENDED)
-            assert [log["log_level"] for log in logs if "was restored" in log["event"]] == ["error"]
-            (found,) = [event for event in await control.events() if event.method == METHOD]
-            assert found.actor == "control-plane"
+            await reaches(sink, lambda sink: sink.applied_version > lost_version + GAP)
+            assert set(sink.core.policy.tenants) == {ACME}
+            assert set(sink.core.policy.tenants[ACME].namespaces) == {"chat"}
             # What was issued in the lost history ends with it, whoever may have revoked it there.
             ends_before_s = sink.core.policy.tenants[ACME].min_issue_time_s
             assert jwt.decode(issued.access_token, options={"verify_signature": False})["iat"] < ends_before_s
+            await suspend(control)
+            await reaches(sink, lambda sink: sink.core.policy.tenants[ACME].state is TenantState.SUSPENDED)
+        assert [log["log_level"] for log in logs if "was restored" in log["event"]] == ["error"]
+        (found,) = [event for event in await control.events() if event.method == METHOD]
+        assert found.actor == "control-plane"
 
 
 async def test_a_control_plane_finds_a_restore_by_what_it_has_seen_before(postgres: Any, tmp_path: Path) -> None:
@@ -140,6 +141,6 @@ async def test_i11_a_restored_chain_is_not_signed_over_the_lost_one_and_begins_a
             old, new = writer(state_dir / "audit-checkpoints"), writer(tmp_path / "after the restore")
             with capture_logs() as logs:
                 assert [checkpoint.chain for checkpoint in await old.sign_moved()] == []
-            assert "platform" in old.broken and [log["log_level"] for log in logs] == ["error"]
+            assert "platform" in old.broken and "error" in {log["log_level"] for log in logs}
             assert "platform" in [checkpoint.chain for checkpoint in await new.sign_moved()]
             assert not new.broken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,14 @@ class Sink:
     def applied_version(self) -> int:
         return self.core.policy.version
 
-    def apply(self, policy: NodePolicy, key_set: KeySet) -> PolicyApplied:
-        applied = self.core.apply_policy(policy, 0)
+    @property
+    def policy(self) -> NodePolicy:
+        return self.core.policy
+
+    def apply(
+        self, policy: NodePolicy, key_set: KeySet, *, touched: Collection[TenantId] | None = None
+    ) -> PolicyApplied:
+        applied = self.core.apply_policy(policy, 0, touched=touched)
         asyncio.get_running_loop().create_task(self._tell())
         return applied
 
