@@ -101,7 +101,7 @@ def measure(stack: BenchStack, *, events: int, rounds: int) -> dict[str, Any]:
         with psycopg.connect(stack.database_url) as connection, connection.cursor(name="bench") as cursor:
             connection.execute("SELECT set_config('saltern.tenant', '*', true)")
             cursor.itersize = 1000
-            cursor.execute(f"SELECT * FROM audit_events WHERE chain = '{_CHAIN}' ORDER BY sequence")
+            cursor.execute("SELECT * FROM audit_events WHERE chain = %s ORDER BY sequence", [_CHAIN])
             assert sum(1 for _ in cursor) == events
 
     def hashing() -> None:

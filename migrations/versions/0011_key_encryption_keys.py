@@ -56,7 +56,7 @@ def upgrade() -> None:
     )
     for table, column in _WRAPPED:
         op.execute(
-            "INSERT INTO key_encryption_keys (id, create_time, use_time)"
+            "INSERT INTO key_encryption_keys (id, create_time, use_time)"  # noqa: S608 (constants)
             f" SELECT DISTINCT encode(substring({column} FROM 2 FOR 8), 'hex'), now(), now() FROM {table}"
             f" WHERE octet_length({column}) > 8 ON CONFLICT DO NOTHING"
         )
