@@ -13,7 +13,7 @@ _CLOCK_SLACK = 1.001
 
 
 def check_instant(control: ControlPlane, processes: Iterable[Process], now_ms: int) -> None:
-    """I4, I9 and the bound on stale policy, at one instant."""
+    """I4, I9, what waits promise, and that a policy is one that there was: at one instant."""
     serving = [process for process in processes if process.is_serving(now_ms)]
     growing = [process for process in serving if process.may_grow(now_ms)]
     for tenant in control.quotas:
@@ -28,12 +28,22 @@ def check_instant(control: ControlPlane, processes: Iterable[Process], now_ms: i
         assert total <= ceiling, f"I4: nodes go by {total} of {tenant}, whose quota was at most {ceiling}"
     for process in serving:
         version = process.core.policy.version
+        if version:
+            composed = control.composed[process.node, version]
+            assert process.rules == composed, f"{process.node} goes by what {version} was not"
         superseded_ms = control.version_times.get(version + 1, now_ms)
         stale_ms = now_ms - superseded_ms
         assert stale_ms <= POLICY_AGE_MAX_MS * _CLOCK_SLACK, f"I9: {process.node} serves a policy {stale_ms} ms stale"
         if process in growing:
+            assert version >= control.waited_version, (
+                f"waited: {process.node} shares and grows by {version} after {control.waited_version} was everywhere"
+            )
             if process.core.settled_version == version:
                 process.residue.clear()
+            else:  # what has grown since, within the lease, is what stayed no more
+                process.residue = {
+                    tenant: held for tenant, held in process.residue.items() if process.used_bytes(tenant) <= held
+                }
             continue
         for tenant in control.quotas:
             used_bytes = process.used_bytes(tenant)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from controlplane.core import lease_terms, leases
+from controlplane.core import lease_terms, leases, policy_reach
 from controlplane.core.lease_terms import LeaseTerms, Standing
 from controlplane.core.leases import NOTHING, Holding, Member
+from controlplane.core.policy_reach import NodeReach
 from saltern.names import NodeId
 
 LEASE_MS = 20_000
@@ -30,19 +31,45 @@ class NodeRow:
     fencing_epoch: int = 0
     last_report_ms: int = 0
     is_draining: bool = False
+    applied_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a policy says of one tenant: its share on one node, and which of its tokens are good."""
+
+    share: int
+    min_issue_time_s: int
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A policy: the shares of one node by tenant."""
+    """A policy: the rules of one node by tenant."""
 
     version: int
-    shares: dict[str, int]
+    tenants: dict[str, Rules]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What turns the policy of ``base_version`` into that of ``version``."""
+
+    base_version: int
+    version: int
+    tenants: dict[str, Rules]
 
 
 @dataclass(slots=True)
 class ControlPlane:
-    """The database. ``quota_history``: for each tenant what its quota was from which version on."""
+    """The database.
+
+    Attributes:
+        quota_history: for each tenant what its quota was from which version on.
+        changes: which tenant each version changed; None for any.
+        min_issue_times_s: by tenant; each revocation raises one.
+        composed: every policy that there was, by node and version.
+        waited_version: of the newest change of which somebody was told that it is in force everywhere.
+    """
 
     quotas: dict[str, int]
     version: int = 1
@@ -50,6 +77,10 @@ class ControlPlane:
     holdings: dict[str, dict[NodeId, Holding]] = field(default_factory=dict)
     quota_history: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     version_times: dict[int, int] = field(default_factory=dict)
+    changes: dict[int, str | None] = field(default_factory=dict)
+    min_issue_times_s: dict[str, int] = field(default_factory=dict)
+    composed: dict[tuple[NodeId, int], dict[str, Rules]] = field(default_factory=dict)
+    waited_version: int = 0
     true_now_ms: int = 0
     is_settled: bool = False
 
@@ -59,8 +90,9 @@ class ControlPlane:
             self.holdings[tenant] = {}
             self.quota_history[tenant] = [(self.version, quota)]
 
-    def bump(self) -> int:
+    def bump(self, tenant: str | None = None) -> int:
         self.version += 1
+        self.changes[self.version] = tenant
         self.version_times[self.version] = self.true_now_ms
         self.is_settled = False
         return self.version
@@ -69,39 +101,64 @@ class ControlPlane:
         """Returns the fencing epoch and the lease's version."""
         row = self.nodes.setdefault(node, NodeRow(capacity_bytes))
         row.fencing_epoch += 1
+        row.applied_version = 0
         row.terms = lease_terms.registered(row.terms, state_id, now_ms, LEASE_MS, self.bump())
         row.last_report_ms = now_ms
         return row.fencing_epoch, row.terms.lease_version
 
-    def report(self, node: NodeId, epoch: int, settled_version: int, now_ms: int) -> tuple[int, int]:
-        """Returns the lease's version and the newest policy's."""
+    def report(self, node: NodeId, epoch: int, versions: tuple[int, int], now_ms: int) -> tuple[int, int]:
+        """Takes what is applied and what is settled; returns the lease's version and the newest policy's."""
         row = self._current(node, epoch)
+        row.applied_version, settled_version = versions
         row.terms = lease_terms.renewed(row.terms, now_ms, LEASE_MS, self.version)
         row.terms = lease_terms.settled(row.terms, settled_version)
         row.last_report_ms = now_ms
         self.is_settled = False
         return row.terms.lease_version, self.version
 
-    def answer(self, node: NodeId, epoch: int, settled_version: int) -> None:
+    def answer(self, node: NodeId, epoch: int, versions: tuple[int, int]) -> None:
         row = self._current(node, epoch)
+        row.applied_version, settled_version = versions
         row.terms = lease_terms.settled(row.terms, settled_version)
         self.is_settled = False
 
-    def snapshot(self, node: NodeId, epoch: int) -> Snapshot:
+    def push(self, node: NodeId, epoch: int, base_version: int | None) -> Snapshot | Delta:
+        """The newest policy of a node, or what changed in it since ``base_version``."""
         row = self._current(node, epoch)
         self.lease()
         waits = row.terms.from_ms is not None
-        return Snapshot(
-            self.version,
-            {
-                tenant: 0 if waits else min(self.quotas[tenant], held.get(node, NOTHING).granted_bytes)
-                for tenant, held in self.holdings.items()
-            },
-        )
+        tenants = {
+            tenant: Rules(
+                0 if waits else min(self.quotas[tenant], held.get(node, NOTHING).granted_bytes),
+                self.min_issue_times_s.get(tenant, 0),
+            )
+            for tenant, held in self.holdings.items()
+        }
+        before = self.composed.setdefault((node, self.version), tenants)
+        assert before == tenants, f"version {self.version} of {node} was {before}, and is {tenants} now"
+        changed = None if base_version is None else self.changed_since(base_version)
+        if changed is None or base_version is None:
+            return Snapshot(self.version, tenants)
+        return Delta(base_version, self.version, {tenant: tenants[tenant] for tenant in changed})
+
+    def changed_since(self, base_version: int) -> set[str] | None:
+        changed = {self.changes[version] for version in range(base_version + 1, self.version + 1)}
+        return None if None in changed else {tenant for tenant in changed if tenant is not None}
+
+    def revoke(self, tenant: str) -> int:
+        """End the tenant's tokens; returns the version to wait for."""
+        version = self.bump(tenant)
+        self.min_issue_times_s[tenant] = version
+        return version
+
+    def is_everywhere(self, version: int, now_ms: int) -> bool:
+        """Whether a wait for ``version`` returns."""
+        nodes = {node: NodeReach(row.applied_version, row.terms) for node, row in self.nodes.items()}
+        return not policy_reach.reach(nodes, version, now_ms).late
 
     def set_quota(self, tenant: str, quota_bytes: int) -> None:
         self.quotas[tenant] = quota_bytes
-        self.quota_history[tenant].append((self.bump(), quota_bytes))
+        self.quota_history[tenant].append((self.bump(tenant), quota_bytes))
 
     def tick(self, now_ms: int) -> None:
         """What one replica does every second, under the lock that lets one do it."""
@@ -132,10 +189,14 @@ class ControlPlane:
             tenant: leases.lease(quota, self.holdings[tenant], members, self.version + 1, {})
             for tenant, quota in self.quotas.items()
         }
-        if any(changed.values()):
-            self.bump()
-            for tenant, new in changed.items():
-                self.holdings[tenant].update(new)
+        planned = self.version + 1
+        for tenant in [tenant for tenant, new in changed.items() if new]:
+            self.bump(tenant)
+        for tenant, new in changed.items():
+            self.holdings[tenant].update(
+                (node, replace(holding, version=self.version) if holding.version == planned else holding)
+                for node, holding in new.items()
+            )
         self.is_settled = True
 
     def believed_bytes(self, tenant: str, node: NodeId) -> int:

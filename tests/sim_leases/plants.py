@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
-from controlplane.core import lease_terms, leases
+from controlplane.core import lease_terms, leases, policy_reach
 from dataplane.core.cache import CacheCore
 from dataplane.core.in_touch import InTouch
 from dataplane.core.lease import Lease
@@ -34,6 +34,14 @@ def _reclaim_at_once(original: Any) -> Any:
         return original(run_out, now_ms)
 
     return due
+
+
+def _nobody_is_late(original: Any) -> Any:
+    def reach(*given: Any) -> Any:
+        known = original(*given)
+        return replace(known, expired=(*known.expired, *known.late), late=())
+
+    return reach
 
 
 #: What is broken, by name.
@@ -86,6 +94,31 @@ PLANTS: Final[dict[str, Callable[[], Any]]] = {
         lambda original: (
             lambda terms, now_ms, duration_ms, version: replace(terms, expire_ms=now_ms + duration_ms - 8_000)
         ),
+    ),
+    "wait-past-the-late": lambda: _patch(policy_reach, "reach", _nobody_is_late),
+    "wait-past-the-process-before": lambda: _patch(
+        policy_reach,
+        "reach",
+        lambda original: (
+            lambda nodes, *given: original(
+                {node: replace(known, terms=replace(known.terms, from_ms=None)) for node, known in nodes.items()},
+                *given,
+            )
+        ),
+    ),
+    "renew-what-had-run-out": lambda: _patch(
+        lease_terms,
+        "renewed",
+        lambda original: lambda terms, now_ms, duration_ms, _: original(terms, now_ms, duration_ms, 0),
+    ),
+    "acknowledge-before-kept": lambda: _patch(
+        Process, "versions", lambda _: property(lambda process: (process.core.policy.version, process.settled_version))
+    ),
+    "confirm-before-kept": lambda: _patch(Process, "confirms", lambda _: lambda process, newest_version: True),
+    "forget-a-change": lambda: _patch(
+        ControlPlane,
+        "changed_since",
+        lambda original: lambda control, base_version: original(control, min(base_version + 1, control.version)),
     ),
     "keep-what-is-lost": lambda: _patch(lease_terms, "due", lambda _: lambda nodes, now_ms: lease_terms.Due()),
     "leave-it-unmoved": lambda: _patch(

@@ -14,11 +14,14 @@ from dataplane.core.entry import PutTicket
 from dataplane.core.extents import GRANULE_BYTES
 from dataplane.core.in_touch import InTouch
 from dataplane.core.lease import Lease
+from saltern.errors import FailedPreconditionError
 from saltern.keys import BlockKey
 from saltern.names import NamespaceId, NodeId, TenantId
+from tenants import policy_delta
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
+from tenants.policy_delta import PolicyDelta
 from tenants.quota import Tier, TierQuota
-from tests.sim_leases.control import LEASE_MS, Snapshot
+from tests.sim_leases.control import LEASE_MS, Delta, Rules, Snapshot
 
 POLICY_AGE_MAX_MS = 90_000
 _NAMESPACE = NamespaceId("ns")
@@ -101,15 +104,40 @@ class Process:
 
     def answered(self, sent_ms: float, lease_version: int, newest_version: int, true_ms: float) -> None:
         self.renew(sent_ms, lease_version, true_ms)
-        if self.touch.answered(sent_ms, newest_version, self.core.policy.version):
+        is_in_touch = self.touch.answered(sent_ms, newest_version, self.core.policy.version)
+        if is_in_touch and self.confirms(newest_version):
             self.folder.in_touch_ms = max(self.folder.in_touch_ms, self.touch.since_s)
 
-    def receive(self, snapshot: Snapshot, true_ms: float) -> None:
-        """A policy has come: apply it, keep it, and only then acknowledge it."""
-        if snapshot.version < self.core.policy.version:
-            return
-        self.apply(snapshot, true_ms)
-        self.touch.applied(snapshot.version)
+    def confirms(self, newest_version: int) -> bool:
+        """Whether what is on disk is as new as what it was in touch about."""
+        return self.acknowledged_version >= newest_version
+
+    def receive(self, push: Snapshot | Delta, true_ms: float) -> Snapshot | None:
+        """A policy has come: apply it, keep what is returned, and only then acknowledge it; None if it is refused."""
+        try:
+            if isinstance(push, Delta):
+                delta = PolicyDelta(push.base_version, push.version, rules_of(push.tenants))
+                policy = policy_delta.apply_delta(self.core.policy, delta)
+                self.core.apply_policy(policy, self.now_ns(true_ms), touched=delta.touched)
+            else:
+                self.apply(push, true_ms)
+        except FailedPreconditionError:
+            return None
+        self.touch.applied(push.version)
+        return Snapshot(push.version, self.rules)
+
+    @property
+    def rules(self) -> dict[str, Rules]:
+        """What it goes by."""
+        return {
+            tenant: Rules(policy.tiers[Tier.DRAM].limit_bytes, policy.min_issue_time_s)
+            for tenant, policy in self.core.policy.tenants.items()
+        }
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        """What it says that it goes by, and that it has settled."""
+        return min(self.core.policy.version, self.acknowledged_version), self.settled_version
 
     def keep(self, snapshot: Snapshot) -> None:
         """The policy has reached the disk; the world calls it some time after :meth:`receive`."""
@@ -124,15 +152,7 @@ class Process:
         return min(self.core.settled_version, self.acknowledged_version)
 
     def apply(self, snapshot: Snapshot, true_ms: float) -> None:
-        tenants = {
-            TenantId(tenant): TenantPolicy(
-                TenantState.ACTIVE,
-                {Tier.DRAM: TierQuota(0, share)},
-                {_NAMESPACE: NamespacePolicy("uid", GRANULE_BYTES, (1,))},
-            )
-            for tenant, share in snapshot.shares.items()
-        }
-        self.core.apply_policy(NodePolicy(snapshot.version, tenants), self.now_ns(true_ms))
+        self.core.apply_policy(NodePolicy(snapshot.version, rules_of(snapshot.tenants)), self.now_ns(true_ms))
 
     # ---- traffic
 
@@ -179,3 +199,15 @@ class Process:
     def used_bytes(self, tenant: str) -> int:
         owner = self.core._pool.tenants.get(TenantId(tenant))
         return 0 if owner is None else owner.budget.used_bytes
+
+
+def rules_of(tenants: dict[str, Rules]) -> dict[TenantId, TenantPolicy]:
+    return {
+        TenantId(tenant): TenantPolicy(
+            TenantState.ACTIVE,
+            {Tier.DRAM: TierQuota(0, rules.share)},
+            {_NAMESPACE: NamespacePolicy("uid", GRANULE_BYTES, (1,))},
+            min_issue_time_s=rules.min_issue_time_s,
+        )
+        for tenant, rules in tenants.items()
+    }

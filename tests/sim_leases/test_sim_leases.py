@@ -7,8 +7,15 @@ import pytest
 from tests.sim_leases.plants import PLANTS, planted
 from tests.sim_leases.world import World
 
-#: Seeds that find what the first does not; any run of a few hundred finds each planted fault.
-SEEDS = {"count-from-the-answer": 1, "settle-before-kept": 125, "settled-by-the-wrong-process": 8}
+#: The first of a few seeds that find what others do not; any run of a few hundred finds each planted fault.
+SEEDS = {
+    "acknowledge-before-kept": 54,
+    "confirm-before-kept": 39,
+    "settle-before-kept": 32,
+    "settled-by-the-wrong-process": 10,
+    "wait-past-the-process-before": 17,
+}
+SEEDS_EACH = 10
 
 
 def test_i4_i9_rules_hold_under_faults() -> None:
@@ -20,7 +27,8 @@ def test_i4_i9_rules_hold_under_faults() -> None:
 @pytest.mark.parametrize("plant", sorted(PLANTS))
 def test_a_planted_fault_is_found(plant: str) -> None:
     with planted(plant):
-        assert World(SEEDS.get(plant, 0)).run().failure
+        first = SEEDS.get(plant, 0)
+        assert any(World(seed).run().failure for seed in range(first, first + SEEDS_EACH))
 
 
 def test_a_seed_replays() -> None:

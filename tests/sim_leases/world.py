@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from controlplane.node.push import NodeStream
 from dataplane.core.extents import GRANULE_BYTES
 from saltern.names import NodeId
 from tests.sim_leases.checks import check_healed, check_instant
-from tests.sim_leases.control import ControlPlane, FencedError
+from tests.sim_leases.control import ControlPlane, Delta, FencedError, Snapshot
 from tests.sim_leases.process import Folder, Process
 
 REPORT_MS = 2_000
@@ -51,6 +52,8 @@ class World:
         self.result = Result(seed)
         self.now_ms = 0
         self._queue: list[tuple[int, int, str, Callable[[], None]]] = []
+        #: What was ever pushed, by node: a broken proxy may bring it again, to whatever process there is.
+        self._sent: dict[NodeId, list[Snapshot | Delta]] = {}
         self._counter = self._folders = 0
         self.control = ControlPlane({tenant: self._quota() for tenant in _TENANTS})
         self.replica_skews_ms = [self.random.randint(-REPLICA_SKEW_MS, REPLICA_SKEW_MS) for _ in range(2)]
@@ -213,10 +216,10 @@ class World:
         self._call(process, "register", at_control)
 
     def _report(self, process: Process) -> None:
-        sent_ms, epoch, settled_version = process.clock_ms(self.now_ms), process.epoch, process.settled_version
+        sent_ms, epoch, versions = process.clock_ms(self.now_ms), process.epoch, process.versions
 
         def at_control(now_ms: int) -> Callable[[], None]:
-            lease_version, newest = self.control.report(process.node, epoch, settled_version, now_ms)
+            lease_version, newest = self.control.report(process.node, epoch, versions, now_ms)
 
             def answered() -> None:
                 if process.epoch == epoch:
@@ -239,44 +242,62 @@ class World:
     def _open_stream(self, process: Process) -> None:
         process.stream += 1
         stream, epoch = process.stream, process.epoch
-        state = {"sent": 0, "arrives_ms": 0}
+        sender = NodeStream(process.node, epoch, accepts_deltas=self.random.random() < 0.8)
+        arrives_ms = 0
 
         def push() -> None:
+            nonlocal arrives_ms
             if not process.is_alive or process.stream != stream:
                 return
             self._at(self.random.randint(100, 900), "push", push)
             if self._replica() is None or process.is_cut_off or process.stalled_stream == stream:
                 return
+            if not sender.answered.is_set() or self.control.version <= sender.sent_version:
+                return
             try:
-                snapshot = self.control.snapshot(process.node, epoch)
+                sent = self.control.push(process.node, epoch, sender.base_version)
             except FencedError:
                 return
-            if snapshot.version <= state["sent"] or self._is_lost(process):
+            if isinstance(sent, Snapshot):
+                sender.base_version = None
+            if self._is_lost(process):
+                return  # before it was sent; on the way only with the whole stream
+            sender.sent(sent.version)
+            self.result.done["snapshot" if isinstance(sent, Snapshot) else "delta"] += 1
+            arrives_ms = max(arrives_ms, self.now_ms + self._delay_ms())
+            self._sent.setdefault(process.node, []).append(sent)
+            # A broken proxy may repeat itself.
+            copies = 2 if not self._is_calm and self.random.random() < 0.05 else 1
+            for _ in range(copies):
+                self._at(arrives_ms - self.now_ms, "policy", lambda: arrive(sent))
+
+        def arrive(sent: Snapshot | Delta) -> None:
+            if not process.is_alive or process.stream != stream:
                 return
-            state["sent"] = snapshot.version
-            state["arrives_ms"] = max(state["arrives_ms"], self.now_ms + self._delay_ms())
+            if process.is_paused:
+                self._at(500, "policy", lambda: arrive(sent))
+                return
+            in_force = process.receive(sent, self.now_ms)
+            if in_force is None:
+                self.result.done["refused"] += 1
+                answer(is_refusal=True)
+            else:
+                self._at(self.random.choice([1, 5, 30, 5_000]), "kept", lambda: kept(in_force))
 
-            def arrive() -> None:
-                if not process.is_alive or process.stream != stream:
-                    return
-                if process.is_paused:
-                    self._at(500, "policy", arrive)
-                    return
-                process.receive(snapshot, self.now_ms)
-                self._at(self.random.choice([1, 5, 30, 5_000]), "kept", lambda: kept())
+        def kept(in_force: Snapshot) -> None:
+            if process.is_alive and not process.is_paused:
+                process.keep(in_force)
+                answer(is_refusal=False)
 
-            def kept() -> None:
-                if process.is_alive and not process.is_paused:
-                    process.keep(snapshot)
-                    settled_version = process.settled_version
+        def answer(*, is_refusal: bool) -> None:
+            versions = process.versions
 
-                    def answer(_: int) -> Callable[[], None]:
-                        self.control.answer(process.node, epoch, settled_version)
-                        return lambda: None
+            def at_control(_: int) -> Callable[[], None]:
+                self.control.answer(process.node, epoch, versions)
+                sender.take_answer(versions[0], is_refusal=is_refusal)
+                return lambda: None
 
-                    self._call(process, "answer", answer)
-
-            self._at(state["arrives_ms"] - self.now_ms, "policy", arrive)
+            self._call(process, "answer", at_control)
 
         push()
 
@@ -309,12 +330,33 @@ class World:
         process = self.random.choice(alive) if alive else None
         lasts_ms = self.random.choice([500, 3_000, 10_000, 30_000, 60_000])
         match self.random.choice(
-            ["quota", "quota", "crash", "alone", "cut", "pause", "stall", "replica", "outage", "drain", "move", "join"]
+            [
+                "quota",
+                "quota",
+                "revoke",
+                "revoke",
+                "crash",
+                "alone",
+                "cut",
+                "pause",
+                "stall",
+                "replica",
+                "outage",
+                "drain",
+                "move",
+                "join",
+            ]
         ):
             case "quota":
                 tenant, quota = self.random.choice(_TENANTS), self._quota()
                 self._note(f"quota of {tenant}: {quota}")
                 self.control.set_quota(tenant, quota)
+            case "replay":
+                self._replay(
+                    self.random.choice([process for process in alive if process.is_cut_off] or alive or [None])
+                )
+            case "revoke":
+                self._revoke(self.random.choice(_TENANTS))
             case "crash" if process:
                 self._end(process, "killed")
             case "alone" if process:
@@ -350,6 +392,33 @@ class World:
                 self._at(self.random.randint(100, 20_000), "move", lambda: self._moved(process, folder))
             case "join" if len({process.node for process in self.processes}) < 7:
                 self._start(NodeId(f"n{len(self.processes)}"), self._folder(), GRANULE_BYTES * 16)
+
+    def _replay(self, process: Process | None) -> None:
+        """What another process of the node was sent, or this one before, is brought again."""
+        if process is None or process.is_paused or not self._sent.get(process.node):
+            return
+        old = self.random.choice(self._sent[process.node][-20:])
+        self._note(f"{process.node} of {process.folder.state_id} is brought {old} once more")
+        in_force = process.receive(old, self.now_ms)
+        if in_force is not None:
+            process.keep(in_force)
+
+    def _revoke(self, tenant: str) -> None:
+        """Revoke, and wait until that is in force everywhere; from then on nobody may go by what was before."""
+        version = self.control.revoke(tenant)
+        until_ms = self.now_ms + self.random.choice([5_000, 60_000])
+        self._note(f"tokens of {tenant} revoked with {version}")
+
+        def look() -> None:
+            skew_ms = self._replica()
+            if skew_ms is not None and self.control.is_everywhere(version, self.now_ms + skew_ms):
+                self._note(f"{version} is everywhere")
+                self.result.done["waited"] += 1
+                self.control.waited_version = max(self.control.waited_version, version)
+            elif self.now_ms < until_ms:
+                self._at(200, "wait", look)
+
+        look()
 
     def _mend(self, folder: Folder) -> None:
         for process in self.processes:
