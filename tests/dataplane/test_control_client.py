@@ -230,7 +230,7 @@ async def test_i8_a_fenced_node_registers_again() -> None:
 
 
 async def test_i8_reports_are_numbered_over_every_registration_of_one_process() -> None:
-    async with talking() as (control, _, client):
+    async with talking() as (control, _, _):
         first = await control.reports.get()
         control.registrations.append(control.registrations[0])
         while (again := await control.reports.get()).fencing_epoch != 3:

@@ -79,6 +79,9 @@ def test_records_say_what_the_client_counted(saltern: Saltern, used: tuple[str, 
     assert tuple(rows[0]) == COLUMNS and total(rows, "tokens_saved") == 10 * BLOCK_TOKENS
     days = list(csv.DictReader(io.StringIO(saltern("usage", tenant, "--by", "day", "-o", "csv").out)))
     assert total(days, "hits") == 10 and days[0]["start"].endswith("T00:00:00Z")
+    parts = saltern(*own, "--by-namespace", "-o", "json").json["usageRecords"]
+    assert {part["namespaceId"] for part in parts} == {"chat"}
+    assert total(parts, "hits") == 10 and total(parts, "tokensSaved") == 10 * BLOCK_TOKENS
     everybody = list(csv.DictReader(io.StringIO(saltern("usage", "--by", "hour", "-o", "csv").out)))
     assert [row for row in everybody if row["tenant"] == tenant]
     assert saltern(*own, "--closed", "-o", "json").json == {"usageRecords": []}
