@@ -11,7 +11,7 @@ from typing import Any
 import jwt
 from structlog.testing import capture_logs
 
-from controlplane.audit.checkpoint_keys import load_checkpoint_key
+from controlplane.audit.checkpoint_keys import CheckpointKey, load_checkpoint_key
 from controlplane.audit.checkpoint_sinks import FolderSink
 from controlplane.audit.checkpoints import CheckpointWriter
 from controlplane.clock import utc_now
@@ -133,7 +133,9 @@ async def test_i11_a_restored_chain_is_not_signed_over_the_lost_one_and_begins_a
             await control.add_tenant("acme")  # signed at the stop, and lost
         await asyncio.to_thread(restore, restored.owner, backup)
         async with control_plane(restored, state_dir) as control:
-            key = await load_checkpoint_key(control.database, control.key_encryption_key, utc_now)
+
+            async def key() -> CheckpointKey:
+                return await load_checkpoint_key(control.database, control.key_encryption_key, utc_now)
 
             def writer(folder: Path) -> CheckpointWriter:
                 return CheckpointWriter(control.database, key, FolderSink(folder))
