@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from saltern.tracing import traced
+from saltern.rpc_tracing import traced
 
 if TYPE_CHECKING:
     from saltern.tls import ClientTls, ServerMaterial

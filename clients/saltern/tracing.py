@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import grpc
+from typing import TYPE_CHECKING, Any, Final
 
 from saltern.errors import SalternError
 
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 TRACEPARENT: Final = "traceparent"
-_API: Final = "opentelemetry.trace"
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _NOTHING: Final = nullcontext()
 
@@ -142,43 +138,6 @@ def note_error(current: Any, error: BaseException) -> None:
     reason = error.reason if isinstance(error, SalternError) else type(error).__name__
     current.set_attribute("error.type", reason)
     current.set_status(Status(StatusCode.ERROR))
-
-
-def traced(channel: grpc.Channel) -> grpc.Channel:
-    """The same channel; where the process traces at all, its calls carry on the span that is current then."""
-    return grpc.intercept_channel(channel, _Propagation()) if _API in sys.modules else channel
-
-
-class _Details(NamedTuple):
-    """What gRPC asks of the details of a call."""
-
-    method: str
-    timeout: float | None
-    metadata: Any
-    credentials: Any
-    wait_for_ready: bool | None
-    compression: Any
-
-
-class _Propagation(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(_with_context(client_call_details), request)
-
-    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(_with_context(client_call_details), request)
-
-
-def _with_context(details: Any) -> Any:
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    carrier: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(carrier)
-    if TRACEPARENT not in carrier:
-        return details  # no span is current
-    metadata = [*(details.metadata or ()), (TRACEPARENT, carrier[TRACEPARENT])]
-    return _Details(
-        details.method, details.timeout, metadata, details.credentials, details.wait_for_ready, details.compression
-    )
 
 
 def _do_nothing() -> None:

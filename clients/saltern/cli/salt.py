@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -40,7 +41,9 @@ def get(ctx: click.Context, tenant_id: TenantId) -> None:
 
 
 # The name that it had when there was nothing to set.
-salt.add_command(click.Command("show", callback=get.callback, params=get.params, help=get.help, hidden=True))
+_show = copy(get)
+_show.name, _show.hidden = "show", True
+salt.add_command(_show)
 
 
 @salt.command("set")
