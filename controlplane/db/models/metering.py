@@ -51,8 +51,8 @@ class MeteredProcess(Base):
     """A process of a node, by the id that it made of its counters, and the report that was taken in last.
 
     It is not bound to the node's row: a process that comes back after its node was removed goes on counting where it
-    was, and what it counted before must not be counted again (I8). ``write_id``: another one whenever its meters change,
-    so that a control plane knows whether what it remembers of them is still so.
+    was, and what it counted before must not be counted again (I8). ``write_id``: another one whenever its meters
+    change, so that a control plane knows whether what it remembers of them is still so.
     """
 
     __tablename__ = "metered_processes"

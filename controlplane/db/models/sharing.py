@@ -13,7 +13,10 @@ from controlplane.db.models.base import Base, tenant_key
 
 
 class SharingGroup(Base):
-    """A group, of the tenant that owns it; ``wrapped_root_secret`` is the only copy of its epoch's root secret (I12)."""
+    """A group, of the tenant that owns it.
+
+    ``wrapped_root_secret`` is the only copy of its epoch's root secret (I12).
+    """
 
     __tablename__ = "sharing_groups"
     __table_args__ = (
