@@ -11,7 +11,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -47,7 +47,7 @@ class TraceRequest:
 
     arrival_s: float
     input_tokens: int
-    block_ids: array[int] = NO_BLOCKS
+    block_ids: array[int] = field(default_factory=lambda: NO_BLOCKS)
     output_tokens: int = 0
     tenant: str = ""
     session: str = ""
