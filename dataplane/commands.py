@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 import structlog
 
-from dataplane.control_client import ControlClient, Registration
+from dataplane.control_client import ControlClient
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from dataplane.io import garbage
@@ -24,6 +24,7 @@ from dataplane.io.host_memory import HugePages
 from dataplane.log import configure_logging
 from dataplane.node import Node, NodeEndpoints, raise_descriptor_limit
 from dataplane.policy_file import PolicyFile
+from dataplane.registration import Registration
 from dataplane.settings import METRICS_TENANTS_MAX, ArenaSettings, NodeSettings, SsdSettings, parse_mode
 from dataplane.state_folder import hold_state_folder
 from saltern import tracing

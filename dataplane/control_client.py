@@ -14,51 +14,42 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from importlib.metadata import version
 from math import inf
 from time import monotonic, time
 from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, Protocol, Self
 from uuid import uuid4
 
 import grpc
 import structlog
 
+from dataplane.control_channel import ControlChannel
 from dataplane.core.lease import Lease
 from dataplane.core.usage import NodeUsage, PolicyApplied
 from dataplane.lease_line import LeaseLine
-from dataplane.metrics.health import ControlLink
 from dataplane.policy_codec import decode_delta, decode_snapshot, encode_usage
-from dataplane.policy_file import SNAPSHOT_MAX_BYTES, PolicyFile, Push
-from saltern.admin.v1 import quotas_pb2
+from dataplane.policy_file import PolicyFile, Push
+from dataplane.registration import Registration
 from saltern.admin_client import ApiKey
-from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.errors import (
     AbortedError,
     DeadlineExceededError,
-    InternalError,
-    PermissionDeniedError,
     SalternError,
     UnauthenticatedError,
     UnavailableError,
 )
 from saltern.names import TenantId
-from saltern.node.v1 import node_pb2, node_pb2_grpc
+from saltern.node.v1 import node_pb2
 from saltern.rpc_errors import error_from_rpc
-from saltern.rpc_tls import open_aio_channel
-from saltern.tls import ClientTls, file_stamps
+from saltern.tls import ClientTls
 from tenants.policy import NodePolicy
 from tenants.policy_delta import apply_delta
 from tenants.tokens import KeySet
 
 _log = structlog.get_logger(__name__)
 
-CALL_DEADLINE_S: Final = 5.0
-#: A token is exchanged anew when it has this long to live.
-TOKEN_MARGIN_S: Final = 60.0
 BACKOFF_FIRST_S: Final = 0.2
 BACKOFF_MAX_S: Final = 10.0
 #: A connection that lasted this long was a good one: the next attempt starts without patience lost.
@@ -71,14 +62,6 @@ STALLED_S: Final = 30.0
 REPORT_GATHER_S: Final = 0.1
 #: Longest wait for the last report of a node that stops.
 LAST_REPORT_S: Final = 2.0
-_CHANNEL_OPTIONS: Final = [
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.service_config_disable_resolution", 1),
-    ("grpc.max_receive_message_length", SNAPSHOT_MAX_BYTES),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-]
-
-T = TypeVar("T")
 
 
 class PolicySink(Protocol):
@@ -95,21 +78,6 @@ class PolicySink(Protocol):
     @property
     def settled_version(self) -> int: ...
     def renew(self, lease: Lease) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """What the node tells the control plane of itself."""
-
-    node_id: str
-    wire_endpoint: str
-    grpc_endpoint: str
-    shm_path: str
-    host_id: str
-    dram_capacity_bytes: int
-    ssd_capacity_bytes: int = 0
-    tls_server_name: str = ""
-    state_id: str = ""
 
 
 class ControlClient(AbstractAsyncContextManager["ControlClient"]):
@@ -132,17 +100,13 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         *,
         tls: ClientTls | None = None,
     ) -> None:
-        self._endpoint = endpoint
-        self._tls = tls
-        self._api_key = api_key
+        self._channel = ControlChannel(endpoint, api_key, tls)
         self._registration = registration
         self._node = node
         self._kept = kept
         self._lease = LeaseLine(node)
         self._confirmed_s = 0.0
         self._streamed_s = monotonic()
-        self._token = ""
-        self._token_expires_s = 0.0
         #: 0 until registered.
         self._fencing_epoch = 0
         self._report_interval_s = 2.0
@@ -151,38 +115,19 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         self._counters_id = uuid4().hex
         self._report_sequence = 0
         #: How the line fares, for whoever watches the node.
-        self.link = ControlLink()
+        self.link = self._channel.link
         #: Set once a policy has been applied.
         self.has_policy = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         """Raises SalternError: a file of ``tls`` cannot be used."""
-        self._open_channel()
+        self._channel.open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._channel.close()
-
-    def _open_channel(self) -> None:
-        self._stamps = () if self._tls is None else file_stamps(self._tls.files)
-        self._channel = open_aio_channel(self._endpoint, self._tls, _CHANNEL_OPTIONS)
-        self._auth = auth_pb2_grpc.AuthServiceStub(self._channel)
-        self._nodes = node_pb2_grpc.NodeServiceStub(self._channel)
-
-    async def _renew_channel(self) -> None:
-        """Take up TLS files that were replaced since: a channel goes on with those that it began with."""
-        if self._tls is None or file_stamps(self._tls.files) == self._stamps:
-            return
-        old = self._channel
-        try:
-            self._open_channel()
-        except SalternError as error:
-            _log.error("changed TLS files cannot be used", reason=error.reason, message=error.message)
-            return
-        await old.close()
-        _log.info("calling the control plane with new TLS files")
 
     async def join(self, patience_s: float) -> None:
         """Authenticate and register for the first time.
@@ -243,7 +188,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             left_s = self._lease.touch.since_s + self._kept.age_max_s - monotonic()
             if left_s <= 0:
                 raise UnavailableError(
-                    f"the control plane at {self._endpoint} has not answered for {self._kept.age_max_s:.0f} s,"
+                    f"the control plane at {self._channel.endpoint} has not answered for {self._kept.age_max_s:.0f} s,"
                     " as long as its last policy may be served",
                     reason="POLICY_TOO_OLD",
                     hint="bring the control plane back and start the node; --policy-max-age is how long it may be away",
@@ -259,7 +204,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                 await self._follow()
             except SalternError as error:
                 if isinstance(error, UnauthenticatedError):
-                    self._token_expires_s = 0.0  # the token was revoked, or the key that signed it: get another
+                    self._channel.forget_token()
                 if isinstance(error, AbortedError):
                     self._fencing_epoch = 0  # another registration came since: register again
                 self.link.lost(monotonic(), error.reason)
@@ -276,14 +221,14 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                     retry_s=round(delay_s, 2),
                 )
                 await asyncio.sleep(delay_s)
-                await self._renew_channel()
+                await self._channel.renew()
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _follow(self) -> None:
         """One connection: raises SalternError when it ends."""
         if not self._fencing_epoch:
             await self._register()
-        await self._exchange_if_due()
+        await self._channel.authenticate()
         streaming = asyncio.create_task(self._stream_policy(), name="policy stream")
         reporting = asyncio.create_task(self._report_usage(), name="usage reports")
         try:
@@ -298,7 +243,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                 raise outcome
 
     async def _stream_policy(self) -> None:
-        call = self._nodes.StreamPolicy(metadata=self._metadata())
+        call = self._channel.stream_policy()
         try:
             await call.write(self._answer())
             while isinstance(response := await call.read(), node_pb2.StreamPolicyResponse):
@@ -309,24 +254,12 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                     await self._keep(push)
                 await call.write(self._answer(error_message))
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, endpoint=self._endpoint) from None
+            raise error_from_rpc(error, endpoint=self._channel.endpoint) from None
         except asyncio.InvalidStateError:
-            await self._raise_status(call)
+            await self._channel.raise_status(call)
         finally:
             call.cancel()
-        await self._raise_status(call)
-
-    async def _raise_status(
-        self, call: grpc.aio.StreamStreamCall[node_pb2.StreamPolicyRequest, node_pb2.StreamPolicyResponse]
-    ) -> None:
-        """Raise what ended a stream: a write on an ended one only says that it has ended."""
-        code = await call.code()
-        if code is grpc.StatusCode.OK:
-            raise UnavailableError("the control plane closed the policy stream", reason="STREAM_CLOSED")
-        error = grpc.aio.AioRpcError(
-            code, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
-        )
-        raise error_from_rpc(error, endpoint=self._endpoint)
+        await self._channel.raise_status(call)
 
     def _apply(self, push: Push) -> str:
         """Apply what came; return why it could not be, or an empty text. What was in force stays then."""
@@ -422,7 +355,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
 
     async def _report_once(self) -> tuple[float, node_pb2.ReportUsageResponse]:
         """Report what is there now; return when that was sent, on the monotonic clock, and the answer."""
-        await self._exchange_if_due()
+        await self._channel.authenticate()
         self._report_sequence += 1  # also of one that fails: it may arrive all the same, and late
         report = node_pb2.ReportUsageRequest(
             node_id=self._registration.node_id,
@@ -436,65 +369,12 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             report.tenants.extend(encode_usage(usage))
             await asyncio.sleep(0)  # the books of 10,000 tenants at once would hold up every session
         sent_s = monotonic()
-        return sent_s, await self._call(
-            self._nodes.ReportUsage(report, metadata=self._metadata(), timeout=CALL_DEADLINE_S)
-        )
+        return sent_s, await self._channel.report_usage(report)
 
     async def _register(self) -> None:
-        await self._exchange_if_due()
-        facts = self._registration
-        capacities = [node_pb2.TierCapacity(tier=quotas_pb2.TIER_DRAM, capacity_bytes=facts.dram_capacity_bytes)]
-        if facts.ssd_capacity_bytes:
-            capacities.append(node_pb2.TierCapacity(tier=quotas_pb2.TIER_SSD, capacity_bytes=facts.ssd_capacity_bytes))
-        request = node_pb2.RegisterNodeRequest(
-            node_id=facts.node_id,
-            endpoint=auth_pb2.NodeEndpoint(
-                node_id=facts.node_id,
-                wire_endpoint=facts.wire_endpoint,
-                grpc_endpoint=facts.grpc_endpoint,
-                shm_path=facts.shm_path,
-                host_id=facts.host_id,
-                tls_server_name=facts.tls_server_name,
-            ),
-            capacities=capacities,
-            software_version=version("saltern-server"),
-            state_id=facts.state_id,
-        )
         sent_s = monotonic()
-        response = await self._call(
-            self._nodes.RegisterNode(request, metadata=self._metadata(), timeout=CALL_DEADLINE_S)
-        )
+        response = await self._channel.register(self._registration.request())
         self._fencing_epoch = response.fencing_epoch
         self._lease.registered(sent_s, response)
         self._report_interval_s = max(response.report_interval.ToTimedelta().total_seconds(), REPORT_GATHER_S)
         _log.info("registered", fencing_epoch=response.fencing_epoch)
-
-    async def _exchange_if_due(self) -> None:
-        if time() < self._token_expires_s - TOKEN_MARGIN_S:
-            return
-        request = auth_pb2.ExchangeApiKeyRequest(api_key=self._api_key.reveal(), audience=auth_pb2.AUDIENCE_CONTROL)
-        response = await self._call(self._auth.ExchangeApiKey(request, timeout=CALL_DEADLINE_S))
-        if response.tenant_id:
-            raise PermissionDeniedError(
-                f"the API key belongs to tenant {response.tenant_id!r}, not to a node",
-                reason="ROLE_REQUIRED",
-                hint="give --api-key-file a key of the role node, made by a platform administrator",
-            )
-        self._token = response.access_token
-        self._token_expires_s = response.expire_time.seconds
-
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("authorization", f"Bearer {self._token}"),)
-
-    async def _call(self, call: Awaitable[T]) -> T:
-        """Await a call; raises its failure as an error of the tree."""
-        try:
-            answer = await call
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, endpoint=self._endpoint) from None
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            raise InternalError(f"the call to {self._endpoint} failed: {type(error).__name__}") from error
-        self.link.heard()
-        return answer

@@ -16,7 +16,8 @@ from controlplane.audit.checkpoint_sinks import FolderSink
 from controlplane.audit.checkpoints import CheckpointWriter
 from controlplane.clock import utc_now
 from controlplane.restored import FILE_NAME, GAP, METHOD, RestoreWatch
-from dataplane.control_client import ControlClient, Registration
+from dataplane.control_client import ControlClient
+from dataplane.registration import Registration
 from saltern.admin.v1 import credentials_pb2, namespaces_pb2, tenants_pb2
 from saltern.admin_client import ApiKey
 from tenants.policy import TenantState

@@ -13,11 +13,12 @@ from typing import Any
 import grpc
 import pytest
 
-from dataplane.control_client import ControlClient, Registration
+from dataplane.control_client import ControlClient
 from dataplane.core.cache import CacheCore
 from dataplane.core.lease import Lease
 from dataplane.core.usage import NodeUsage, PolicyApplied
 from dataplane.policy_file import Push
+from dataplane.registration import Registration
 from saltern.admin_client import ApiKey
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.errors import AbortedError, UnauthenticatedError, UnavailableError

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import grpc
 
-from dataplane.control_client import ControlClient, Registration
+from dataplane.control_client import ControlClient
+from dataplane.registration import Registration
 from saltern.auth.v1 import auth_pb2_grpc
 from saltern.node.v1 import node_pb2_grpc
 from saltern.rpc_tls import server_credentials

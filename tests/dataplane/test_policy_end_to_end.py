@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from dataplane.control_client import ControlClient, Registration
+from dataplane.control_client import ControlClient
 from dataplane.core.cache import CacheCore
 from dataplane.core.lease import Lease
 from dataplane.core.usage import NodeUsage, PolicyApplied
+from dataplane.registration import Registration
 from saltern.admin.v1 import credentials_pb2, quotas_pb2
 from saltern.admin_client import ApiKey
 from saltern.names import TenantId
