@@ -21,9 +21,13 @@ from tests.docs.markdown import ROOT, blocks, commands
 BIN = Path(sys.executable).parent
 
 
+#: Metrics have default ports that no page names: another server on this machine may have them.
+FREE_PORTS = {f"SALTERN_{name}_METRICS_LISTEN": "127.0.0.1:0" for name in ("CONTROL", "NODE")}
+
+
 def _environment(**values: str) -> dict[str, str]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("SALTERN_")}
-    return {**ours, "PATH": f"{BIN}:{os.environ['PATH']}", **values}
+    return {**ours, **FREE_PORTS, "PATH": f"{BIN}:{os.environ['PATH']}", **values}
 
 
 def _type(command: str, folder: Path, **environment: str) -> str:
