@@ -1,0 +1,69 @@
+"""RDMA ports and GID tables as the kernel lists them in ``/sys/class/infiniband``: no library, no device opened.
+
+Both bindings see the same table, but only here does every entry come with its type and its network device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from saltern.rdma.values import Gid, GidEntry, GidType, LinkLayer, PortFacts
+
+SYSFS: Final = Path("/sys/class/infiniband")
+
+
+def read_ports(root: Path = SYSFS) -> tuple[PortFacts, ...]:
+    """Every port of every RDMA device, by name and number; empty where the kernel has no RDMA at all."""
+    return tuple(_port(path) for path in sorted(root.glob("*/ports/*"), key=_order))
+
+
+def read_network_mtu_bytes(network_device: str, root: Path = Path("/sys/class/net")) -> int | None:
+    """MTU of a network device, None where it is not to be seen."""
+    text = _text(root / network_device / "mtu") if network_device else ""
+    return int(text) if text.isdecimal() else None
+
+
+def _order(path: Path) -> tuple[str, int]:
+    return path.parent.parent.name, int(path.name)
+
+
+def _port(path: Path) -> PortFacts:
+    ethernet = _text(path / "link_layer") == "Ethernet"
+    return PortFacts(
+        device=path.parent.parent.name,
+        port=int(path.name),
+        is_active=_text(path / "state").endswith("ACTIVE"),
+        link_layer=LinkLayer.ETHERNET if ethernet else LinkLayer.INFINIBAND,
+        gids=tuple(_gids(path)),
+    )
+
+
+def _gids(path: Path) -> Iterator[GidEntry]:
+    for file in sorted((path / "gids").glob("*"), key=lambda each: int(each.name)):
+        text = _text(file)
+        if not text.strip("0:"):
+            continue  # an empty row, or one that cannot be read
+        kind = _text(path / "gid_attrs" / "types" / file.name)
+        yield GidEntry(
+            index=int(file.name),
+            gid=Gid.parse(text),
+            gid_type=_gid_type(kind, _text(path / "link_layer")),
+            network_device=_text(path / "gid_attrs" / "ndevs" / file.name),
+        )
+
+
+def _gid_type(kind: str, link_layer: str) -> GidType:
+    if kind == "RoCE v2":
+        return GidType.ROCE_V2
+    return (
+        GidType.ROCE_V1 if link_layer == "Ethernet" else GidType.INFINIBAND
+    )  # the kernel writes "IB/RoCE v1" for both
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""  # rows of another network namespace answer with EINVAL
