@@ -29,6 +29,10 @@ from saltern import errors
 from saltern.admin.v1 import audit_pb2, credentials_pb2, quotas_pb2, tenants_pb2
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from tests.support.control import Control, control_plane, migrate, refused, settings_for, text_of
+from tests.support.waiting import wait_until
+
+#: Far more than a start takes; a machine that is busy with other things may make it slow.
+START_S = 100.0
 
 
 class Served:
@@ -40,12 +44,12 @@ class Served:
 
     def wait_ready(self) -> str:
         """The endpoint, once the process serves."""
-        while self.process.poll() is None:
-            if self.ready_file.exists():
-                ready = json.loads(self.ready_file.read_text())
-                assert ready["pid"] == self.process.pid
-                return str(ready["endpoint"])
-        raise AssertionError(self.process.communicate()[1])
+        wait_until(lambda: self.ready_file.exists() or self.process.poll() is not None, START_S)
+        if self.process.poll() is not None:
+            raise AssertionError(self.process.communicate()[1])
+        ready = json.loads(self.ready_file.read_text())
+        assert ready["pid"] == self.process.pid
+        return str(ready["endpoint"])
 
     def end(self) -> tuple[int, str]:
         """Exit status and what was printed to stderr."""
