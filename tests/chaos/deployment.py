@@ -40,7 +40,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MIB = 1024 * 1024
 DRAM_BYTES = 16 * MIB
 SSD_BYTES = 64 * MIB
-START_S = 60.0
+START_S = 180.0
+#: The harness waits as long as it takes; only its clients have deadlines to meet.
+PATIENCE_MS = 120_000
 #: A paused client has ended its call: its deadline, and what a busy machine takes; or its start has failed.
 PAUSE_S = 70.0
 
@@ -196,7 +198,7 @@ class Deployment:
         resources.callback(lambda: self.control.stop())
         token = (folder / "control" / "bootstrap-token").read_text().strip()
         secret = redeem_bootstrap_token(self.endpoint, token).secret
-        self.admin = resources.enter_context(AdminClient(self.endpoint, Secret(secret)))
+        self.admin = resources.enter_context(AdminClient(self.endpoint, Secret(secret), deadline_ms=PATIENCE_MS))
         self._node_key = self._write_secret(
             "node", CreateApiKeyRequest(api_key_id="node-1", api_key=ApiKey(role=ROLE_NODE))
         )
@@ -284,7 +286,7 @@ class Deployment:
     def reader(self, tenant: str) -> Client:
         """The harness's own client: it waits as long as it takes."""
         secret = self.keys[tenant].read_text()
-        return Client(control=self.endpoint, api_key=secret, namespace="chat", deadline_ms=30_000, transport="tcp")
+        return Client(control=self.endpoint, api_key=secret, namespace="chat", deadline_ms=PATIENCE_MS, transport="tcp")
 
 
 def _free_port() -> int:

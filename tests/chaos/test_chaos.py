@@ -16,7 +16,7 @@ from tests.chaos.run import ChaosRun
 KILLS = 6
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_i7_i8_i10_kill_9_under_load_loses_nothing_that_was_promised() -> None:
     lines: list[str] = []
     with ExitStack() as resources:
