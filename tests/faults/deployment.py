@@ -46,7 +46,7 @@ PINNED, ROAMING, ACTS = "acme", "busy", "acts"
 TENANTS = {PINNED: NODES, ROAMING: ("chat", "code"), ACTS: ()}
 LIMIT_BYTES = 96 * MIB
 LEASE_S = 30
-START_S = 60.0
+START_S = 180.0
 _PORTS = {POSTGRES: 5432, **dict.fromkeys(CONTROLS, 7700), **dict.fromkeys(NODES, 7701)}
 _POSTGRES_SETTINGS = {"unix_socket_permissions": "0700", "fsync": "on", "jit": "off", "max_connections": "60"}
 

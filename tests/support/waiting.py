@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
     """Look until ``condition`` holds; fails after ``limit_s``."""
     deadline_s = time.monotonic() + limit_s
     while not condition():
