@@ -12,7 +12,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sim sim-leases isolation chaos faults noisy lint format bench bench-scale bench-peers bench-control bench-placement bench-policy core-cost ssd-cost proto proto-check clean
+.PHONY: help setup demo test test-rdma sim sim-leases isolation chaos faults noisy lint format bench bench-scale bench-peers bench-control bench-placement bench-policy core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -30,6 +30,9 @@ demo: setup  ## run the main job end to end: two tenants, one node, real traffic
 
 test: setup  ## run the tests
 	@$(BIN)/pytest $(PYTEST_ARGS)
+
+test-rdma: setup  ## run tests/rdma in a VM with Soft-RoCE (QEMU, no card needed): RDMA_ARGS=--install gets QEMU first
+	@$(BIN)/python -m tests.rdma.vm $(RDMA_ARGS)
 
 SEEDS ?= 1000
 sim: setup  ## simulate a node's core: SEEDS=n worlds of 1000 steps, every rule checked after every step
