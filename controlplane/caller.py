@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from saltern.errors import PermissionDeniedError, UnauthenticatedError
-from saltern.names import TenantId
+from saltern.names import NodeId, TenantId
 from tenants.roles import PLATFORM_ROLES, Permission, Role, require
 
 
@@ -21,11 +21,13 @@ class Caller:
         subject: resource name of the API key that the token was exchanged for.
         tenant: the caller's tenant, or None for a credential of the platform.
         role: goes with the tenant: a platform role without one, a tenant's role with one.
+        node: the one node that a credential of the role node may serve as; None for one that is not bound.
     """
 
     subject: str
     tenant: TenantId | None
     role: Role
+    node: NodeId | None = None
 
     def __post_init__(self) -> None:
         assert (self.tenant is None) == (self.role in PLATFORM_ROLES), "role and tenant do not go together"

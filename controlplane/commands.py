@@ -46,14 +46,20 @@ _PATH = click.Path(path_type=Path)
 @click.option("--tls-key", type=_PATH, help="Its private key; nobody else may read it.")
 @click.option("--tls-client-ca", type=_PATH, help="Turn away clients without a certificate of this authority.")
 @click.option("--allow-plaintext", is_flag=True, default=None, help="Listen beyond this host without TLS.")
+@click.option(
+    "--allow-unbound-node-keys",
+    is_flag=True,
+    default=None,
+    help="Take node keys that were made without --node, for any node; until they are replaced.",
+)
 def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None, **given: object) -> None:
     """Serve the control plane over a Postgres database.
 
     Every option but --ready-file can come from the environment instead: SALTERN_CONTROL_LISTEN,
     SALTERN_CONTROL_METRICS_LISTEN, SALTERN_DATABASE_URL, SALTERN_MIGRATION_DATABASE_URL, SALTERN_STATE_DIR,
     SALTERN_KMS_ENDPOINT, SALTERN_CONTROL_TLS_CERT, SALTERN_CONTROL_TLS_KEY, SALTERN_CONTROL_TLS_CLIENT_CA,
-    SALTERN_ALLOW_PLAINTEXT, SALTERN_SIGNING_KEY_MAX_AGE_S (in seconds). A URL with a password in it should: everybody
-    on the host can read a command line.
+    SALTERN_ALLOW_PLAINTEXT, SALTERN_ALLOW_UNBOUND_NODE_KEYS, SALTERN_SIGNING_KEY_MAX_AGE_S (in seconds). A URL with a
+    password in it should: everybody on the host can read a command line.
     """
     from controlplane.log import configure_logging
     from controlplane.server import serve

@@ -215,10 +215,19 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
                 clock=clock,
                 node_lost_after=LOST_AFTER,
                 encryption_keys=encryption_keys,
+                allow_unbound_node_keys=settings.allow_unbound_node_keys,
             ),
         )
         node_pb2_grpc.add_NodeServiceServicer_to_server(
-            NodeService(database=database, feed=feed, keeper=leases, denials=denials, restored=restored, clock=clock),
+            NodeService(
+                database=database,
+                feed=feed,
+                keeper=leases,
+                denials=denials,
+                restored=restored,
+                allow_unbound_keys=settings.allow_unbound_node_keys,
+                clock=clock,
+            ),
             server,
         )
         health_service = await _add_health_and_reflection(server, SERVICE_NAMES)

@@ -48,6 +48,8 @@ class ControlSettings(BaseSettings):
         allow_plaintext: ``SALTERN_ALLOW_PLAINTEXT``: listen beyond this host without TLS.
         tls_cert, tls_key: ``SALTERN_CONTROL_TLS_CERT``, ``SALTERN_CONTROL_TLS_KEY``: files; neither for plain text.
         tls_client_ca: ``SALTERN_CONTROL_TLS_CLIENT_CA``: turn away whoever shows no certificate of this authority.
+        allow_unbound_node_keys: ``SALTERN_ALLOW_UNBOUND_NODE_KEYS``: make and take API keys of the role node that are
+            good for every node; for deployments that have such keys, until they are replaced.
         token_lifetime_s: ``SALTERN_TOKEN_LIFETIME_S``: a shorter one ends the use of a revoked key sooner, at the
             price of more exchanges; 5 s to the hour that verifiers accept.
         lease_duration_s: ``SALTERN_LEASE_DURATION_S``: how long a node may grow without an answer of the control plane,
@@ -82,6 +84,9 @@ class ControlSettings(BaseSettings):
     tls_cert: Path | None = Field(default=None, validation_alias=AliasChoices("SALTERN_CONTROL_TLS_CERT"))
     tls_key: Path | None = Field(default=None, validation_alias=AliasChoices("SALTERN_CONTROL_TLS_KEY"))
     tls_client_ca: Path | None = Field(default=None, validation_alias=AliasChoices("SALTERN_CONTROL_TLS_CLIENT_CA"))
+    allow_unbound_node_keys: bool = Field(
+        default=False, validation_alias=AliasChoices("SALTERN_ALLOW_UNBOUND_NODE_KEYS")
+    )
     token_lifetime_s: int = Field(
         default=TOKEN_LIFETIME_DEFAULT_S,
         ge=TOKEN_LIFETIME_MIN_S,

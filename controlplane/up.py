@@ -12,7 +12,7 @@ What lies in the data directory::
     run.json            where everything is, while the stack serves; the command line finds the stack by it
     postgres/           the database
     control/            key-encryption key; until it is redeemed, the bootstrap token
-    credentials/        admin.key, node.key (0600)
+    credentials/        admin.key, node-N.key (0600)
     node-N/             state of each node
     tls/                with --tls: a certificate authority and a certificate of its own
     run/                ready files and sockets of the processes, while they run
@@ -39,7 +39,7 @@ from typing import Final
 
 from controlplane.auth import bootstrap
 from controlplane.child_process import ChildProcess, log_tail, process_ended
-from controlplane.credentials_store import ADMIN_KEY_FILE, NODE_KEY_FILE, ensure_credentials
+from controlplane.credentials_store import ADMIN_KEY_FILE, ensure_credentials, node_key_file
 from controlplane.files import announced, make_folder, require_own_folder
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
 from controlplane.postgres.lock import launcher_lock
@@ -47,6 +47,7 @@ from controlplane.private_ca import StackTls, ensure_certificates
 from controlplane.settings import CONTROL_PORT_DEFAULT
 from saltern.copy_tuning import tuned
 from saltern.errors import FailedPreconditionError, InternalError
+from saltern.names import NodeId
 from saltern.sizes import format_size
 from saltern.tls import ClientTls
 
@@ -168,6 +169,7 @@ class _Stack:
             endpoint,
             self._dir / "control" / bootstrap.FILE_NAME,
             credentials_dir,
+            [NodeId(f"node-{number}") for number in range(1, self._options.nodes + 1)],
             tls=None if self._tls is None else ClientTls(self._tls.ca),
         )
         sockets_dir = self._sockets_dir(exits)
@@ -216,11 +218,11 @@ class _Stack:
         self, exits: AsyncExitStack, number: int, endpoint: str, sockets_dir: Path
     ) -> dict[str, object]:
         """Start a node; return its ready file."""
-        name = f"node-{number}"
+        name = NodeId(f"node-{number}")
         options: dict[str, object] = {
             "--node-id": name,
             "--control": endpoint,
-            "--api-key-file": self._dir / "credentials" / NODE_KEY_FILE,
+            "--api-key-file": node_key_file(self._dir / "credentials", name),
             "--listen": f"{_HOST}:{self._options.port(2 * number - 1)}",
             "--grpc-listen": f"{_HOST}:{self._options.port(2 * number)}",
             "--metrics-listen": f"{_HOST}:{self._options.port(_METRICS_PORT_OFFSET + number)}",

@@ -25,7 +25,16 @@ from controlplane.rpc import Context
 from controlplane.secrets import issue_api_key
 from saltern.admin.v1 import credentials_pb2, credentials_pb2_grpc
 from saltern.errors import AlreadyExistsError, FailedPreconditionError, PermissionDeniedError
-from saltern.names import ApiKeyId, TenantId, api_key_name, parse_api_key_name, parse_identifier, tenant_name
+from saltern.names import (
+    ApiKeyId,
+    NodeId,
+    TenantId,
+    api_key_name,
+    parse_api_key_name,
+    parse_identifier,
+    parse_node_id,
+    tenant_name,
+)
 from tenants.roles import PLATFORM_ROLES, TENANT_ROLES, Permission, Role
 from tenants.salts import parse_scope_id
 
@@ -47,6 +56,7 @@ class CredentialService(AdminServicer, credentials_pb2_grpc.CredentialServiceSer
         display_name = parse_text(request.api_key.display_name, "display_name", max_chars=DISPLAY_NAME_MAX_CHARS)
         expire_time = self._parse_expire_time(request.api_key)
         project, user = _parse_binding(request.api_key, role)
+        node = self._parse_node(request.api_key, role)
         issued = issue_api_key()
 
         async def act(session: AsyncSession, now: datetime) -> Change[credentials_pb2.CreateApiKeyResponse]:
@@ -67,6 +77,7 @@ class CredentialService(AdminServicer, credentials_pb2_grpc.CredentialServiceSer
                 expire_time=expire_time,
                 project_id=project or None,
                 user_id=user or None,
+                node_id=node,
             )
             row = (await session.scalars(create.on_conflict_do_nothing().returning(ApiKey))).one_or_none()
             if row is None:
@@ -168,6 +179,18 @@ class CredentialService(AdminServicer, credentials_pb2_grpc.CredentialServiceSer
             return Change(tenant=tenant, resource=before.name, response=Empty(), before=before)
 
         return await self._change("DeleteApiKey", request, Empty, act)
+
+    def _parse_node(self, api_key: credentials_pb2.ApiKey, role: Role) -> NodeId | None:
+        """The one node that a new key is for; None for a key of another role, or for any node where that is allowed."""
+        if role is not Role.NODE:
+            if api_key.node_id:
+                raise refused("api_key.node_id", f"cannot bind the role {role.value}", "leave it empty")
+            return None
+        if api_key.node_id:
+            return parse_node_id(api_key.node_id)
+        if self._parts.allow_unbound_node_keys:
+            return None
+        raise refused("api_key.node_id", "is empty: a key of the role node is for one node", "name the node: --node ID")
 
     def _parse_expire_time(self, api_key: credentials_pb2.ApiKey) -> datetime | None:
         if not api_key.HasField("expire_time"):

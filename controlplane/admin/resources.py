@@ -171,6 +171,7 @@ def to_api_key(row: ApiKey, now: datetime) -> credentials_pb2.ApiKey:
         previous=_to_previous(row, now),
         project_id=row.project_id or "",
         user_id=row.user_id or "",
+        node_id=row.node_id or "",
     )
 
 

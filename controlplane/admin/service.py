@@ -53,6 +53,7 @@ class AdminParts:
         feed: tells when nodes answer.
         node_lost_after: a node that has not reported for so long is lost.
         encryption_keys: what rotates ``key_encryption_key``.
+        allow_unbound_node_keys: make keys of the role node that are good for every node.
     """
 
     database: Database
@@ -62,6 +63,7 @@ class AdminParts:
     clock: Clock = utc_now
     node_lost_after: timedelta = timedelta(seconds=15)
     encryption_keys: EncryptionKeys | None = None
+    allow_unbound_node_keys: bool = False
 
 
 @dataclass(frozen=True, slots=True)

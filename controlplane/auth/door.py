@@ -17,8 +17,8 @@ import grpc
 
 from controlplane.audit import DenialLog
 from controlplane.audit.denials import ANONYMOUS
-from controlplane.auth.verifier import TokenVerifier, to_caller
-from controlplane.caller import calling_as, note_peer
+from controlplane.auth.verifier import TokenVerifier
+from controlplane.caller import Caller, calling_as, note_peer
 from controlplane.rpc import RETRY_AFTER_MS, Context, to_saltern_error
 from saltern.errors import FailedPreconditionError, PermissionDeniedError, ResourceExhaustedError, UnauthenticatedError
 from saltern.rpc_errors import abort
@@ -85,8 +85,7 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
             inner_unary: Any = handler.unary_unary  # the stubs know only synchronous handlers
 
             async def unary(request: Any, context: Context) -> Any:
-                await self._check_credential(claims, context, method)
-                with calling_as(to_caller(claims)):
+                with calling_as(await self._check_credential(claims, context, method)):
                     return await inner_unary(request, context)
 
             return grpc.unary_unary_rpc_method_handler(unary, **codec)
@@ -94,8 +93,7 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
             inner_export: Any = handler.unary_stream
 
             async def export(request: Any, context: Context) -> AsyncIterator[Any]:
-                await self._check_credential(claims, context, method)
-                with calling_as(to_caller(claims)):
+                with calling_as(await self._check_credential(claims, context, method)):
                     async for response in inner_export(request, context):
                         # A long answer may outlive its token, never the credential behind it.
                         await self._check_credential(claims, context, method)
@@ -106,8 +104,7 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
         inner_stream: Any = handler.stream_stream
 
         async def stream(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-            await self._check_credential(claims, context, method)
-            with calling_as(to_caller(claims)):
+            with calling_as(await self._check_credential(claims, context, method)):
                 async for response in inner_stream(requests, context):
                     # A stream may outlive its token, never the credential behind it.
                     await self._check_credential(claims, context, method)
@@ -142,10 +139,10 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
 
         return place
 
-    async def _check_credential(self, claims: Claims, context: Context, method: str) -> None:
-        """Ends the call with a status if the credential behind the token is no longer what it was."""
+    async def _check_credential(self, claims: Claims, context: Context, method: str) -> Caller:
+        """The caller; ends the call with a status if the credential behind the token is no longer what it was."""
         try:
-            await self._verifier.check_credential(claims)
+            return await self._verifier.check_credential(claims)
         except Exception as error:
             await self._refuse(error, claims, context, method)
 

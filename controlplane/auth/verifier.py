@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Final
 
 from sqlalchemy import or_, select
@@ -14,6 +15,7 @@ from controlplane.caller import Caller
 from controlplane.clock import Clock, ceiling_s, utc_now
 from controlplane.db import Database, models, scope_of
 from saltern.errors import UnauthenticatedError
+from saltern.names import NodeId
 from tenants.tokens import Audience, Claims, verify_token
 
 _CACHE_MAX_TOKENS: Final = 4096
@@ -57,8 +59,11 @@ class TokenVerifier:
             self._verified.popitem(last=False)
         return claims
 
-    async def check_credential(self, claims: Claims) -> None:
+    async def check_credential(self, claims: Claims) -> Caller:
         """What a verified token hangs on must still hold: its API key, tenant and signing key, and no revocation.
+
+        Returns:
+            the caller, with the node that its API key is bound to.
 
         Raises:
             UnauthenticatedError: CREDENTIAL_REVOKED: the API key is gone or another one, or its tenant is.
@@ -112,6 +117,8 @@ class TokenVerifier:
                 "the token has been revoked", reason="TOKEN_REVOKED", hint="exchange the API key for a new token"
             )
         require_active(found.Tenant)
+        bound = found.ApiKey.node_id
+        return replace(to_caller(claims), node=None if bound is None else NodeId(bound))
 
 
 def to_caller(claims: Claims) -> Caller:

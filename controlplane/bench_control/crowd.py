@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -54,17 +54,16 @@ def add_tenants(stack: BenchStack, tenants: int) -> None:
 
 
 @contextmanager
-def nodes(stack: BenchStack, count: int, api_key: str, folder: Path) -> Iterator[list[str]]:
-    """Run so many nodes for the time of the block; gives where each serves gRPC."""
-    key_file = folder / "node.key"
-    key_file.touch(0o600)
-    key_file.write_text(api_key)
+def nodes(stack: BenchStack, api_keys: Sequence[str], folder: Path) -> Iterator[list[str]]:
+    """Run node-0 and so on, one for each of their keys, for the time of the block; gives where each serves gRPC."""
     with ExitStack() as processes:
         endpoints = []
-        for number in range(count):
+        for number, api_key in enumerate(api_keys):
             own = folder / f"node-{number}"
             own.mkdir(0o700)
-            ready_file, log_file = own / "ready.json", own / "node.log"
+            key_file, ready_file, log_file = own / "node.key", own / "ready.json", own / "node.log"
+            key_file.touch(0o600)
+            key_file.write_text(api_key)
             command = [sys.executable, "-m", "saltern", "serve", "node", "--node-id", f"node-{number}"]
             command += ["--control", stack.control, "--api-key-file", str(key_file), "--listen", "127.0.0.1:0"]
             command += ["--grpc-listen", "127.0.0.1:0", "--metrics-listen", "off", "--dram-bytes", _DRAM]

@@ -59,8 +59,8 @@ async def measure(stack: BenchStack, folder: Path, *, tenants: int, node_count: 
         channel = await exits.enter_async_context(grpc.aio.insecure_channel(stack.control))
         (key,) = await exits.enter_async_context(prepared_keys(stack, channel, 1))
         cluster = Cluster(channel, await _bearer(channel, (stack.state_dir / "bench-admin-key").read_text()), key)
-        node_key = await cluster.add_node_key()
-        endpoints = exits.enter_context(nodes(stack, node_count, node_key, folder))
+        node_keys = [await cluster.add_node_key(f"node-{number}") for number in range(node_count)]
+        endpoints = exits.enter_context(nodes(stack, node_keys, folder))
         doors = [await exits.enter_async_context(grpc.aio.insecure_channel(endpoint)) for endpoint in endpoints]
         await cluster.wait(0)
         began_s = perf_counter()
@@ -91,10 +91,10 @@ class Cluster:
         self._nodes: Any = nodes_pb2_grpc.NodesServiceStub(channel)
         self._policy: Any = policy_pb2_grpc.PolicyServiceStub(channel)
 
-    async def add_node_key(self) -> str:
-        """The secret of a key for nodes."""
+    async def add_node_key(self, node_id: str) -> str:
+        """The secret of a key for one node."""
         request = credentials_pb2.CreateApiKeyRequest(
-            api_key_id="bench-nodes", api_key=credentials_pb2.ApiKey(role=credentials_pb2.ROLE_NODE)
+            api_key_id=node_id, api_key=credentials_pb2.ApiKey(role=credentials_pb2.ROLE_NODE, node_id=node_id)
         )
         secret: str = (await self._credentials.CreateApiKey(request, metadata=self._metadata)).secret
         return secret

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -17,6 +17,7 @@ from controlplane.db import Database, bump_policy_version
 from controlplane.metering import MeterIntake
 from controlplane.node import registry
 from controlplane.node.decode import decode_books, decode_facts
+from controlplane.node.identity import require_node
 from controlplane.node.lease_keeper import LeaseKeeper
 from controlplane.node.policy_feed import PolicyFeed
 from controlplane.node.policy_rows import read_version
@@ -24,7 +25,7 @@ from controlplane.node.push import NodeStream, PolicyPusher, PolicyReader
 from controlplane.restored import RestoreWatch
 from controlplane.rpc import Context, stream, unary
 from saltern.errors import InvalidArgumentError, PermissionDeniedError
-from saltern.names import node_name, parse_node_id
+from saltern.names import NodeId, node_name, parse_node_id
 from saltern.node.v1 import node_pb2, node_pb2_grpc
 from tenants.roles import Permission
 
@@ -32,6 +33,10 @@ _SERVICE: Final = "saltern.node.v1.NodeService"
 _ERROR_MESSAGE_MAX_CHARS: Final = 500
 
 _log = structlog.get_logger(__name__)
+
+
+class _NamesNode(Protocol):
+    node_id: str
 
 
 class NodeService(node_pb2_grpc.NodeServiceServicer):
@@ -45,9 +50,11 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         keeper: LeaseKeeper,
         denials: DenialLog,
         restored: RestoreWatch,
+        allow_unbound_keys: bool = False,
         clock: Clock = utc_now,
     ) -> None:
         self._database = database
+        self._allow_unbound_keys = allow_unbound_keys
         self._restored = restored
         self._metering = MeterIntake()
         self._feed = feed
@@ -60,8 +67,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     async def RegisterNode(  # noqa: N802 (gRPC's spelling)
         self, request: node_pb2.RegisterNodeRequest, context: Context
     ) -> node_pb2.RegisterNodeResponse:
-        caller = await self._authorise("RegisterNode")
-        node, facts = parse_node_id(request.node_id), decode_facts(request)
+        caller, node = await self._authorise("RegisterNode", request)
+        facts = decode_facts(request)
         now = self._clock()
         async with self._database.transaction() as session:
             row = await registry.register(session, node, facts, now)
@@ -105,11 +112,16 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     async def StreamPolicy(  # noqa: N802
         self, requests: AsyncIterator[node_pb2.StreamPolicyRequest], context: Context
     ) -> AsyncIterator[node_pb2.StreamPolicyResponse]:
-        await self._authorise("StreamPolicy")
+        await self._authorise_role("StreamPolicy")
         first = await anext(aiter(requests), None)
         if first is None:
-            raise InvalidArgumentError("the stream ended before its first message", reason="NODE_MISSING")
-        node = NodeStream(parse_node_id(first.node_id), first.fencing_epoch, first.accepts_deltas)
+            raise InvalidArgumentError(
+                "the stream ended before its first message",
+                reason="NODE_MISSING",
+                hint="say first which node follows the policy",
+            )
+        _, node_id = await self._authorise("StreamPolicy", first)
+        node = NodeStream(node_id, first.fencing_epoch, first.accepts_deltas)
         answers = asyncio.create_task(self._follow_answers(requests, node), name=f"policy answers of {node.node}")
         try:
             async for push in self._pusher.pushes(node, answers):
@@ -123,8 +135,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     async def ReportUsage(  # noqa: N802
         self, request: node_pb2.ReportUsageRequest, context: Context
     ) -> node_pb2.ReportUsageResponse:
-        await self._authorise("ReportUsage")
-        node, books = parse_node_id(request.node_id), decode_books(request)
+        _, node = await self._authorise("ReportUsage", request)
+        books = decode_books(request)
         now = self._clock()
         async with self._database.transaction() as session:
             row = await registry.require_current(session, node, request.fencing_epoch, lock=True)
@@ -143,16 +155,30 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         response.lease_duration.FromTimedelta(self._keeper.lease_duration)
         return response
 
-    async def _authorise(self, method: str) -> Caller:
+    async def _authorise(self, method: str, message: _NamesNode) -> tuple[Caller, NodeId]:
+        """The caller and the node that ``message`` names, if its key may serve as that; else audited (I11)."""
+        caller = await self._authorise_role(method)
+        node = parse_node_id(message.node_id)
+        try:
+            require_node(caller, node, allow_unbound=self._allow_unbound_keys)
+        except PermissionDeniedError as error:
+            await self._record_denied(error, method, node_name(node))
+            raise
+        return caller, node
+
+    async def _authorise_role(self, method: str) -> Caller:
         """The caller, if it is a node; an attempt by anybody else is audited (I11)."""
         try:
             return authorise(Permission.NODE_SERVE, None)
         except PermissionDeniedError as error:
-            caller = current_caller()
-            await self._denials.record_denied(
-                error, method=f"{_SERVICE}/{method}", tenant=caller.tenant, actor=caller.subject
-            )
+            await self._record_denied(error, method)
             raise
+
+    async def _record_denied(self, error: PermissionDeniedError, method: str, resource: str = "") -> None:
+        caller = current_caller()
+        await self._denials.record_denied(
+            error, method=f"{_SERVICE}/{method}", resource=resource, tenant=caller.tenant, actor=caller.subject
+        )
 
     async def _follow_answers(self, requests: AsyncIterator[node_pb2.StreamPolicyRequest], stream: NodeStream) -> None:
         """Store what the node says of each push until it closes its side."""

@@ -200,7 +200,7 @@ class Deployment:
         secret = redeem_bootstrap_token(self.endpoint, token).secret
         self.admin = resources.enter_context(AdminClient(self.endpoint, Secret(secret), deadline_ms=PATIENCE_MS))
         self._node_key = self._write_secret(
-            "node", CreateApiKeyRequest(api_key_id="node-1", api_key=ApiKey(role=ROLE_NODE))
+            "node", CreateApiKeyRequest(api_key_id="node-1", api_key=ApiKey(role=ROLE_NODE, node_id="node-1"))
         )
         shares = {**SHARES, GUEST: GUEST_SHARE}
         self.keys = {tenant: self._add_tenant(tenant, share) for tenant, share in shares.items()}

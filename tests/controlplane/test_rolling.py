@@ -156,10 +156,13 @@ async def test_each_of_two_is_restarted_under_load_and_no_call_that_is_tried_aga
             admin_key = (await auth.RedeemBootstrapToken(redeem)).secret
             load = Load(channel, admin_key)
             credentials: Any = credentials_pb2_grpc.CredentialServiceStub(channel)
-            request = credentials_pb2.CreateApiKeyRequest(
-                api_key_id="nodes", api_key=credentials_pb2.ApiKey(role=credentials_pb2.ROLE_NODE)
-            )
-            node_key = (await credentials.CreateApiKey(request, metadata=bearer(await load.token()))).secret
+            node_keys = []
+            for node_id in ("node-0", "node-1"):
+                request = credentials_pb2.CreateApiKeyRequest(
+                    api_key_id=node_id, api_key=credentials_pb2.ApiKey(role=credentials_pb2.ROLE_NODE, node_id=node_id)
+                )
+                made = await credentials.CreateApiKey(request, metadata=bearer(await load.token()))
+                node_keys.append(made.secret)
             async with load.running():
                 for number, (name, how) in enumerate({"a": signal.SIGTERM, "b": signal.SIGKILL}.items()):
                     served = pair.served[name]
@@ -167,7 +170,7 @@ async def test_each_of_two_is_restarted_under_load_and_no_call_that_is_tried_aga
                     status, printed = await asyncio.to_thread(served.end)
                     assert status == (0 if how is signal.SIGTERM else -how), printed
                     # What one of them must do for all is done by the other.
-                    await leases_are_looked_after(pair.target, node_key, database.owner, f"node-{number}")
+                    await leases_are_looked_after(pair.target, node_keys[number], database.owner, f"node-{number}")
                     await asyncio.to_thread(pair.start, name)
             stub: Any = tenants_pb2_grpc.TenantServiceStub(channel)
             listed = await stub.ListTenants(

@@ -69,7 +69,8 @@ async def test_a_node_joins_over_mutual_tls_and_both_take_new_certificates(postg
             secret = redeem_bootstrap_token(endpoint, token, tls=admin_tls).secret
             with AdminClient(endpoint, ApiKey(secret), tls=admin_tls) as admin:
                 request = credentials_pb2.CreateApiKeyRequest(
-                    api_key_id="node", api_key=credentials_pb2.ApiKey(role=credentials_pb2.ROLE_NODE)
+                    api_key_id="node",
+                    api_key=credentials_pb2.ApiKey(role=credentials_pb2.ROLE_NODE, node_id="node-1"),
                 )
                 node_secret = admin.call(admin.credentials.CreateApiKey, request).secret
                 node_options = ["--tls-cert", str(node_tls.certificate), "--tls-key", str(node_tls.private_key)]

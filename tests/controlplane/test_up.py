@@ -113,7 +113,7 @@ def test_a_stack_from_first_start_to_last(reachable_tmp_path: Path) -> None:
         assert other_run["nodes"] == []
         (node,) = run["nodes"]
         assert {"node_id", "wire_endpoint", "grpc_endpoint", "shm_path", "metrics_endpoint", "pid"} <= node.keys()
-        for name in ("admin.key", "node.key"):
+        for name in ("admin.key", "node-1.key"):
             assert stat.S_IMODE((data_dir / "credentials" / name).stat().st_mode) == 0o600
 
         with up(data_dir) as second:

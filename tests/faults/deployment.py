@@ -136,8 +136,9 @@ class Deployment:
         (token,) = [file.read_text().strip() for file in tokens if file.exists()]
         self.admin_secret = Secret(redeem_bootstrap_token(self.control(0), token).secret)
         self.admin = resources.enter_context(AdminClient(self.control(0), self.admin_secret))
-        node_key = self._write_key("nodes", CreateApiKeyRequest(api_key_id="nodes", api_key=ApiKey(role=ROLE_NODE)))
         for number, name in enumerate(NODES):
+            request = CreateApiKeyRequest(api_key_id=name, api_key=ApiKey(role=ROLE_NODE, node_id=name))
+            node_key = self._write_key(name, request)
             self.services[name] = self._node(name, self.control(number), node_key)
             self.services[name].start()
         for name in NODES:

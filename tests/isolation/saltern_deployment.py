@@ -185,7 +185,7 @@ def running_deployment(
         token = (state / "bootstrap-token").read_text().strip()
         deployment.admin_secret = redeem_bootstrap_token(deployment.endpoint, token).secret
         with AdminClient(deployment.endpoint, Secret(deployment.admin_secret)) as admin:
-            request = CreateApiKeyRequest(api_key_id="node-1", api_key=ApiKey(role=ROLE_NODE))
+            request = CreateApiKeyRequest(api_key_id="node-1", api_key=ApiKey(role=ROLE_NODE, node_id="node-1"))
             key_file = folder / "node.key"
             key_file.touch(0o600)
             key_file.write_text(admin.call(admin.credentials.CreateApiKey, request).secret)

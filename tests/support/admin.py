@@ -258,7 +258,15 @@ async def admin_services(urls: DatabaseUrls) -> AsyncIterator[Admin]:
     key = LocalKeyEncryptionKey(bytes(32))
     keys = EncryptionKeys(lambda: [key], None, Keyring([key], key.key_id))
     feed = PolicyFeed(urls.app)
-    parts = AdminParts(database, keys.ring, DenialLog(database, clock), feed, clock, encryption_keys=keys)
+    parts = AdminParts(
+        database,
+        keys.ring,
+        DenialLog(database, clock),
+        feed,
+        clock,
+        encryption_keys=keys,
+        allow_unbound_node_keys=True,
+    )
     add_services(server, parts)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -74,6 +74,7 @@ def settings_for(database: DatabaseUrls, state_dir: Path, listen: Endpoint = ANY
         database_url=text_of(database.app),
         migration_database_url=text_of(database.owner),
         state_dir=state_dir,
+        allow_unbound_node_keys=True,  # most tests have one key for all of their nodes
     )
 
 
@@ -209,7 +210,7 @@ async def control_plane(
     listen: Endpoint = ANY_PORT,
     clock: Clock = utc_now,
     kms_endpoint: str | None = None,
-    **changes: int,
+    **changes: object,
 ) -> AsyncIterator[Control]:
     """Run a control plane for the time of the block; ``changes``: other settings than the defaults."""
     settings = settings_for(database, state_dir, listen).model_copy(update={"kms_endpoint": kms_endpoint, **changes})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from saltern.cli.confirmation import confirm, yes_option
-from saltern.cli.parameters import API_KEY_ID, DURATION, NAMESPACE, TENANT, TEXT
+from saltern.cli.parameters import API_KEY_ID, DURATION, NAMESPACE, NODE, TENANT, TEXT
 from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json, print_messages
 from saltern.cli.secret_file import secret_file
 from saltern.cli.settings import Group, settings_of
@@ -48,6 +48,7 @@ def key() -> None:
 @click.option("--expires-in", type=DURATION, help="Such as 90d; by default it does not expire.")
 @click.option("--project", type=TEXT, default="", help="Bind a writer or reader to this project's salts, for good.")
 @click.option("--user", type=TEXT, default="", help="Bind a writer or reader to this user's salts, for good.")
+@click.option("--node", "node_id", type=NODE, help="The one node that a key of the role node may serve as.")
 @click.option("--save", type=_FILE, metavar="FILE", help="Write the secret to FILE (mode 0600) instead of showing it.")
 @wait_option
 @click.pass_context
@@ -61,6 +62,7 @@ def create(
     expires_in: timedelta | None,
     project: str,
     user: str,
+    node_id: str | None,
     save: Path | None,
 ) -> None:
     """Create an API key. Its secret is shown this once, alone on stdout, or saved to a file."""
@@ -73,6 +75,7 @@ def create(
         role=Role.Value("ROLE_" + role.upper().replace("-", "_")),
         project_id=project,
         user_id=user,
+        node_id=node_id or "",
     )
     if expires_in is not None:
         api_key.expire_time.FromDatetime((datetime.now(UTC) + expires_in).replace(tzinfo=None))
@@ -199,7 +202,7 @@ def list_keys(ctx: click.Context, tenant_id: TenantId | None) -> None:
     """List API keys, without their secrets: nobody has those.
 
     SECRET is what stands after sk-saltern- in it. A rotated key has a second line while its old secret is good.
-    BOUND TO is what every salt of the key is narrowed to.
+    BOUND TO is what every salt of the key is narrowed to, or the node that it is for.
     """
     from saltern.admin.v1.credentials_pb2 import ListApiKeysRequest, Role
 
@@ -217,7 +220,9 @@ def list_keys(ctx: click.Context, tenant_id: TenantId | None) -> None:
             local_time(item.expire_time) or "never",
             local_time(item.last_used_time),
             ", ".join(
-                f"{what} {name}" for what, name in (("project", item.project_id), ("user", item.user_id)) if name
+                f"{what} {name}"
+                for what, name in (("project", item.project_id), ("user", item.user_id), ("node", item.node_id))
+                if name
             ),
         )
         if item.HasField("previous"):

@@ -22,6 +22,7 @@ class ApiKey(Base):
     ``rotate_time``: when the secret was made, if not with the key. ``previous_``: the secret before it, which is good
     until ``previous_expire_time``; a key has at most two.
     ``project_id``, ``user_id``: what every salt that it gets is narrowed to (``tenants.salts.narrow``).
+    ``node_id``: the one node that a key of the role node may serve as; NULL for any.
     """
 
     __tablename__ = "api_keys"
@@ -40,6 +41,8 @@ class ApiKey(Base):
             CheckConstraint(f"char_length({column}) BETWEEN 1 AND {SCOPE_ID_MAX_CHARS}", name=f"{column}_length")
             for column in ("project_id", "user_id")
         ),
+        identifier("node_id"),
+        CheckConstraint(f"node_id IS NULL OR role = '{Role.NODE.value}'", name="node_id_of_a_node"),
         CheckConstraint(
             f"(tenant_id IS NULL AND role IN ({', '.join(repr(role.value) for role in sorted(PLATFORM_ROLES))}))"
             f" OR (tenant_id IS NOT NULL AND role IN ({', '.join(repr(role.value) for role in sorted(TENANT_ROLES))}))",
@@ -66,6 +69,7 @@ class ApiKey(Base):
     previous_last_used_time: Mapped[datetime | None]
     project_id: Mapped[str | None]
     user_id: Mapped[str | None]
+    node_id: Mapped[str | None]
 
 
 class SigningKey(Base):

@@ -70,7 +70,7 @@ async def test_the_new_secret_is_shown_once_and_the_old_one_has_its_time(admin: 
     (event,) = [event for event in await admin.events("acme") if event.method.endswith("/RotateApiKey")]
     assert (event.before or {})["lookup"] == (event.after or {})["previous"]["lookup"]
     for secret in (created.secret, rotated.secret):
-        assert secret.rpartition("-")[2] not in repr((event.before, event.after))
+        assert secret.split("-", 3)[3] not in repr((event.before, event.after))
     assert await admin.chain_faults("acme") == []
 
     admin.clock.now += timedelta(seconds=DAY_S)

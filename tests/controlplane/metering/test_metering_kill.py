@@ -122,7 +122,7 @@ class Deployment:
         resources.callback(self.admin.close)
         self._make_tenant()
         key_file = folder / "node.key"
-        key_file.write_text(self._key("", "node", credentials_pb2.ROLE_NODE))
+        key_file.write_text(self._key("", "node", credentials_pb2.ROLE_NODE, node_id="n1"))
         key_file.chmod(0o600)
         self.node = Service(
             places["node"],
@@ -151,9 +151,9 @@ class Deployment:
             namespaces_pb2.CreateNamespaceRequest(parent="tenants/acme", namespace_id="chat", namespace=namespace),
         )
 
-    def _key(self, parent: str, key_id: str, role: Any) -> str:
+    def _key(self, parent: str, key_id: str, role: Any, **binding: str) -> str:
         request = credentials_pb2.CreateApiKeyRequest(
-            parent=parent, api_key_id=key_id, api_key=credentials_pb2.ApiKey(role=role)
+            parent=parent, api_key_id=key_id, api_key=credentials_pb2.ApiKey(role=role, **binding)
         )
         return self.admin.call(self.admin.credentials.CreateApiKey, request).secret
 

@@ -27,35 +27,35 @@ from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"saltern/admin/v1/credentials.proto\x12\x10saltern.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x90\x03\n\x06\x41piKey\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12$\n\x04role\x18\x03 \x01(\x0e\x32\x16.saltern.admin.v1.Role\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0elast_used_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x65tag\x18\x07 \x01(\t\x12\x0e\n\x06lookup\x18\x08 \x01(\t\x12/\n\x0brotate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x08previous\x18\n \x01(\x0b\x32 .saltern.admin.v1.PreviousSecret\x12\x12\n\nproject_id\x18\x0b \x01(\t\x12\x0f\n\x07user_id\x18\x0c \x01(\t\"\x85\x01\n\x0ePreviousSecret\x12\x0e\n\x06lookup\x18\x01 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0elast_used_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"x\n\x13\x43reateApiKeyRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x12\n\napi_key_id\x18\x02 \x01(\t\x12)\n\x07\x61pi_key\x18\x03 \x01(\x0b\x32\x18.saltern.admin.v1.ApiKey\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"Q\n\x14\x43reateApiKeyResponse\x12)\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x18.saltern.admin.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"\xb8\x01\n\x13RotateApiKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x07overlap\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x65nd_previous\x18\x03 \x01(\x08\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x65tag\x18\x05 \x01(\t\x12\x12\n\nrequest_id\x18\x06 \x01(\t\"Q\n\x14RotateApiKeyResponse\x12)\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x18.saltern.admin.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\" \n\x10GetApiKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"K\n\x12ListApiKeysRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"Z\n\x13ListApiKeysResponse\x12*\n\x08\x61pi_keys\x18\x01 \x03(\x0b\x32\x18.saltern.admin.v1.ApiKey\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"E\n\x13\x44\x65leteApiKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t*\x96\x01\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROLE_PLATFORM_ADMIN\x10\x01\x12\x15\n\x11ROLE_TENANT_ADMIN\x10\x02\x12\x17\n\x13ROLE_TENANT_AUDITOR\x10\x03\x12\x0f\n\x0bROLE_WRITER\x10\x04\x12\x0f\n\x0bROLE_READER\x10\x05\x12\r\n\tROLE_NODE\x10\x06\x32\xc7\x03\n\x11\x43redentialService\x12]\n\x0c\x43reateApiKey\x12%.saltern.admin.v1.CreateApiKeyRequest\x1a&.saltern.admin.v1.CreateApiKeyResponse\x12I\n\tGetApiKey\x12\".saltern.admin.v1.GetApiKeyRequest\x1a\x18.saltern.admin.v1.ApiKey\x12Z\n\x0bListApiKeys\x12$.saltern.admin.v1.ListApiKeysRequest\x1a%.saltern.admin.v1.ListApiKeysResponse\x12]\n\x0cRotateApiKey\x12%.saltern.admin.v1.RotateApiKeyRequest\x1a&.saltern.admin.v1.RotateApiKeyResponse\x12M\n\x0c\x44\x65leteApiKey\x12%.saltern.admin.v1.DeleteApiKeyRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"saltern/admin/v1/credentials.proto\x12\x10saltern.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x03\n\x06\x41piKey\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12$\n\x04role\x18\x03 \x01(\x0e\x32\x16.saltern.admin.v1.Role\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0elast_used_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x65tag\x18\x07 \x01(\t\x12\x0e\n\x06lookup\x18\x08 \x01(\t\x12/\n\x0brotate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x08previous\x18\n \x01(\x0b\x32 .saltern.admin.v1.PreviousSecret\x12\x12\n\nproject_id\x18\x0b \x01(\t\x12\x0f\n\x07user_id\x18\x0c \x01(\t\x12\x0f\n\x07node_id\x18\r \x01(\t\"\x85\x01\n\x0ePreviousSecret\x12\x0e\n\x06lookup\x18\x01 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0elast_used_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"x\n\x13\x43reateApiKeyRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x12\n\napi_key_id\x18\x02 \x01(\t\x12)\n\x07\x61pi_key\x18\x03 \x01(\x0b\x32\x18.saltern.admin.v1.ApiKey\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"Q\n\x14\x43reateApiKeyResponse\x12)\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x18.saltern.admin.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"\xb8\x01\n\x13RotateApiKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x07overlap\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x65nd_previous\x18\x03 \x01(\x08\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x65tag\x18\x05 \x01(\t\x12\x12\n\nrequest_id\x18\x06 \x01(\t\"Q\n\x14RotateApiKeyResponse\x12)\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x18.saltern.admin.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\" \n\x10GetApiKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"K\n\x12ListApiKeysRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"Z\n\x13ListApiKeysResponse\x12*\n\x08\x61pi_keys\x18\x01 \x03(\x0b\x32\x18.saltern.admin.v1.ApiKey\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"E\n\x13\x44\x65leteApiKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t*\x96\x01\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROLE_PLATFORM_ADMIN\x10\x01\x12\x15\n\x11ROLE_TENANT_ADMIN\x10\x02\x12\x17\n\x13ROLE_TENANT_AUDITOR\x10\x03\x12\x0f\n\x0bROLE_WRITER\x10\x04\x12\x0f\n\x0bROLE_READER\x10\x05\x12\r\n\tROLE_NODE\x10\x06\x32\xc7\x03\n\x11\x43redentialService\x12]\n\x0c\x43reateApiKey\x12%.saltern.admin.v1.CreateApiKeyRequest\x1a&.saltern.admin.v1.CreateApiKeyResponse\x12I\n\tGetApiKey\x12\".saltern.admin.v1.GetApiKeyRequest\x1a\x18.saltern.admin.v1.ApiKey\x12Z\n\x0bListApiKeys\x12$.saltern.admin.v1.ListApiKeysRequest\x1a%.saltern.admin.v1.ListApiKeysResponse\x12]\n\x0cRotateApiKey\x12%.saltern.admin.v1.RotateApiKeyRequest\x1a&.saltern.admin.v1.RotateApiKeyResponse\x12M\n\x0c\x44\x65leteApiKey\x12%.saltern.admin.v1.DeleteApiKeyRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'saltern.admin.v1.credentials_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1439
-  _globals['_ROLE']._serialized_end=1589
+  _globals['_ROLE']._serialized_start=1456
+  _globals['_ROLE']._serialized_end=1606
   _globals['_APIKEY']._serialized_start=151
-  _globals['_APIKEY']._serialized_end=551
-  _globals['_PREVIOUSSECRET']._serialized_start=554
-  _globals['_PREVIOUSSECRET']._serialized_end=687
-  _globals['_CREATEAPIKEYREQUEST']._serialized_start=689
-  _globals['_CREATEAPIKEYREQUEST']._serialized_end=809
-  _globals['_CREATEAPIKEYRESPONSE']._serialized_start=811
-  _globals['_CREATEAPIKEYRESPONSE']._serialized_end=892
-  _globals['_ROTATEAPIKEYREQUEST']._serialized_start=895
-  _globals['_ROTATEAPIKEYREQUEST']._serialized_end=1079
-  _globals['_ROTATEAPIKEYRESPONSE']._serialized_start=1081
-  _globals['_ROTATEAPIKEYRESPONSE']._serialized_end=1162
-  _globals['_GETAPIKEYREQUEST']._serialized_start=1164
-  _globals['_GETAPIKEYREQUEST']._serialized_end=1196
-  _globals['_LISTAPIKEYSREQUEST']._serialized_start=1198
-  _globals['_LISTAPIKEYSREQUEST']._serialized_end=1273
-  _globals['_LISTAPIKEYSRESPONSE']._serialized_start=1275
-  _globals['_LISTAPIKEYSRESPONSE']._serialized_end=1365
-  _globals['_DELETEAPIKEYREQUEST']._serialized_start=1367
-  _globals['_DELETEAPIKEYREQUEST']._serialized_end=1436
-  _globals['_CREDENTIALSERVICE']._serialized_start=1592
-  _globals['_CREDENTIALSERVICE']._serialized_end=2047
+  _globals['_APIKEY']._serialized_end=568
+  _globals['_PREVIOUSSECRET']._serialized_start=571
+  _globals['_PREVIOUSSECRET']._serialized_end=704
+  _globals['_CREATEAPIKEYREQUEST']._serialized_start=706
+  _globals['_CREATEAPIKEYREQUEST']._serialized_end=826
+  _globals['_CREATEAPIKEYRESPONSE']._serialized_start=828
+  _globals['_CREATEAPIKEYRESPONSE']._serialized_end=909
+  _globals['_ROTATEAPIKEYREQUEST']._serialized_start=912
+  _globals['_ROTATEAPIKEYREQUEST']._serialized_end=1096
+  _globals['_ROTATEAPIKEYRESPONSE']._serialized_start=1098
+  _globals['_ROTATEAPIKEYRESPONSE']._serialized_end=1179
+  _globals['_GETAPIKEYREQUEST']._serialized_start=1181
+  _globals['_GETAPIKEYREQUEST']._serialized_end=1213
+  _globals['_LISTAPIKEYSREQUEST']._serialized_start=1215
+  _globals['_LISTAPIKEYSREQUEST']._serialized_end=1290
+  _globals['_LISTAPIKEYSRESPONSE']._serialized_start=1292
+  _globals['_LISTAPIKEYSRESPONSE']._serialized_end=1382
+  _globals['_DELETEAPIKEYREQUEST']._serialized_start=1384
+  _globals['_DELETEAPIKEYREQUEST']._serialized_end=1453
+  _globals['_CREDENTIALSERVICE']._serialized_start=1609
+  _globals['_CREDENTIALSERVICE']._serialized_end=2064
 # @@protoc_insertion_point(module_scope)

@@ -74,6 +74,7 @@ class ApiKey(_message.Message):
     PREVIOUS_FIELD_NUMBER: _builtins.int
     PROJECT_ID_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """tenants/{tenant}/apiKeys/{api_key}, or apiKeys/{api_key} for a key of the platform"""
     display_name: _builtins.str
@@ -88,6 +89,10 @@ class ApiKey(_message.Message):
     For the roles writer and reader. Empty: not bound.
     """
     user_id: _builtins.str
+    node_id: _builtins.str
+    """The one node that a key of the role node may serve as; fixed when the key is made. Empty: any node, where the
+    control plane is set to allow that.
+    """
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -119,10 +124,11 @@ class ApiKey(_message.Message):
         previous: Global___PreviousSecret | None = ...,
         project_id: _builtins.str = ...,
         user_id: _builtins.str = ...,
+        node_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "previous", b"previous", "rotate_time", b"rotate_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "etag", b"etag", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "lookup", b"lookup", "name", b"name", "previous", b"previous", "project_id", b"project_id", "role", b"role", "rotate_time", b"rotate_time", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "etag", b"etag", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "lookup", b"lookup", "name", b"name", "node_id", b"node_id", "previous", b"previous", "project_id", b"project_id", "role", b"role", "rotate_time", b"rotate_time", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
