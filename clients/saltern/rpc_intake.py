@@ -44,18 +44,20 @@ class MessageLimits:
 
 
 def take_in(handler: Handler, admission: Admission, limits: MessageLimits) -> Handler:
-    """The same handler, behind ``admission`` and ``limits``; a stream of requests is only admitted."""
+    """The same handler, behind ``admission`` and ``limits``; of a stream of requests each message is held to these,
+    but for the wait: it may come whenever it likes."""
     if handler.stream_stream is not None:
         inner_stream: Any = handler.stream_stream
 
-        async def follow(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+        async def follow(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
             async with admission(context):
-                async for response in inner_stream(requests, context):
-                    yield response
+                try:
+                    async for response in inner_stream(_parsed(requests, handler, limits), context):
+                        yield response
+                except SalternError as error:  # a service that is not ours does not know them
+                    await abort(context, error)
 
-        return grpc.stream_stream_rpc_method_handler(
-            follow, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
-        )
+        return grpc.stream_stream_rpc_method_handler(follow, response_serializer=handler.response_serializer)
     if handler.unary_stream is not None:
         inner_watch: Any = handler.unary_stream
 
@@ -96,9 +98,17 @@ async def _read(requests: AsyncIterator[bytes], context: Context, handler: Handl
         await abort(context, error)
 
 
+async def _parsed(requests: AsyncIterator[bytes], handler: Handler, limits: MessageLimits) -> AsyncIterator[Any]:
+    """Each message of a stream; raises SalternError at one that is too large or is no message."""
+    async for message in requests:
+        yield _parse(message, handler, limits)
+
+
 def _parse(message: bytes | None, handler: Handler, limits: MessageLimits) -> Any:
     if message is None:
-        raise InvalidArgumentError("the call ended without a request", reason="MALFORMED_REQUEST")
+        raise InvalidArgumentError(
+            "the call ended without a request", reason="MALFORMED_REQUEST", hint="send one message with the call"
+        )
     if len(message) > limits.bytes_max:
         raise ResourceExhaustedError(
             f"the request is {len(message)} bytes, above the limit of {limits.bytes_max}",

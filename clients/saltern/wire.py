@@ -48,6 +48,7 @@ class Opcode(IntEnum):
 
 
 _OPCODES: Final = frozenset(Opcode)
+_LENGTHS_HINT: Final = "see proto/WIRE.md for what belongs to each request, and how long it is"
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
@@ -262,7 +263,9 @@ def decode_header(data: bytes | bytearray | memoryview, *, body_max_bytes: int =
             PAYLOAD_TOO_LARGE; LENGTH_MISMATCH for anything but 32 bytes.
     """
     if len(data) != HEADER_BYTES:
-        raise ProtocolError(f"a header of {len(data)} bytes, not {HEADER_BYTES}", reason="LENGTH_MISMATCH")
+        raise ProtocolError(
+            f"a header of {len(data)} bytes, not {HEADER_BYTES}", reason="LENGTH_MISMATCH", hint=_LENGTHS_HINT
+        )
     magic, version, opcode, flags, request_id, body_bytes, status, payload_bytes = HEADER.unpack(data)
     if magic != MAGIC:
         raise ProtocolError(
@@ -305,7 +308,11 @@ def split_keys(keys: bytes) -> list[BlockKey]:
     """
     length = len(keys)
     if length % KEY_BYTES:
-        raise ProtocolError(f"keys are {length} bytes, no multiple of {KEY_BYTES}", reason="MALFORMED_BODY")
+        raise ProtocolError(
+            f"keys are {length} bytes, no multiple of {KEY_BYTES}",
+            reason="MALFORMED_BODY",
+            hint=f"join keys of {KEY_BYTES} bytes each",
+        )
     if length > KEYS_MAX * KEY_BYTES:
         raise ProtocolError(
             f"{length // KEY_BYTES} keys in one request, above the limit of {KEYS_MAX}",
@@ -321,14 +328,18 @@ def check_put(put: Put, payload_bytes: int) -> None:
     """Check the lengths of a put against each other and against the limits; raises ProtocolError."""
     count = _check_batch(put.keys, put.sizes, put.region, put.offsets, "sizes")
     if len(put.sums) != count * SUM_BYTES:
-        raise ProtocolError(f"{len(put.sums)} bytes of sums for {count} keys", reason="MALFORMED_BODY")
+        raise ProtocolError(
+            f"{len(put.sums)} bytes of sums for {count} keys", reason="MALFORMED_BODY", hint=_LENGTHS_HINT
+        )
     total_bytes = sum(put.sizes)
     if total_bytes > PAYLOAD_MAX_BYTES:
         raise _too_large("payload", total_bytes, PAYLOAD_MAX_BYTES)
     expected_bytes = total_bytes if put.region is None else 0
     if payload_bytes != expected_bytes:
         raise ProtocolError(
-            f"payload is {payload_bytes} bytes but the sizes add up to {expected_bytes}", reason="LENGTH_MISMATCH"
+            f"payload is {payload_bytes} bytes but the sizes add up to {expected_bytes}",
+            reason="LENGTH_MISMATCH",
+            hint="send the entries one after another, each as long as its size says",
         )
 
 
@@ -336,13 +347,17 @@ def check_get(get: Get, payload_bytes: int) -> None:
     """Check the lengths of a get against each other and against the limits; raises ProtocolError."""
     _check_batch(get.keys, get.max_sizes, get.region, get.offsets, "max_sizes")
     if payload_bytes:
-        raise ProtocolError(f"a get carries a payload of {payload_bytes} bytes", reason="LENGTH_MISMATCH")
+        raise ProtocolError(
+            f"a get carries a payload of {payload_bytes} bytes", reason="LENGTH_MISMATCH", hint="send no payload"
+        )
 
 
 def _check_batch(keys: bytes, sizes: list[int], region: int | None, offsets: list[int], what: str) -> int:
     count, remainder = divmod(len(keys), KEY_BYTES)
     if remainder or count != len(sizes):
-        raise ProtocolError(f"{len(keys)} bytes of keys and {len(sizes)} {what} disagree", reason="MALFORMED_BODY")
+        raise ProtocolError(
+            f"{len(keys)} bytes of keys and {len(sizes)} {what} disagree", reason="MALFORMED_BODY", hint=_LENGTHS_HINT
+        )
     if count > KEYS_MAX:
         raise ProtocolError(
             f"{count} keys in one request, above the limit of {KEYS_MAX}",
@@ -351,11 +366,19 @@ def _check_batch(keys: bytes, sizes: list[int], region: int | None, offsets: lis
             metadata={"limit_keys": str(KEYS_MAX)},
         )
     if count and not (min(sizes) >= 1 and max(sizes) <= ENTRY_MAX_BYTES):
-        raise ProtocolError(f"an entry size is outside 1..{ENTRY_MAX_BYTES} bytes", reason="ENTRY_SIZE_OUT_OF_RANGE")
+        raise ProtocolError(
+            f"an entry size is outside 1..{ENTRY_MAX_BYTES} bytes",
+            reason="ENTRY_SIZE_OUT_OF_RANGE",
+            hint="put no empty blocks, and split larger ones",
+        )
     if len(offsets) != (0 if region is None else count):
-        raise ProtocolError(f"{len(offsets)} offsets for {count} keys", reason="MALFORMED_BODY")
+        raise ProtocolError(
+            f"{len(offsets)} offsets for {count} keys",
+            reason="MALFORMED_BODY",
+            hint="give a region and an offset for each key, or neither",
+        )
     if offsets and min(offsets) < 0:
-        raise ProtocolError("an offset is negative", reason="OUT_OF_REGION")
+        raise ProtocolError("an offset is negative", reason="OUT_OF_REGION", hint="count from the region's first byte")
     return count
 
 
