@@ -90,6 +90,11 @@ class ApiKey:
     def __repr__(self) -> str:
         return "ApiKey(<secret>)"
 
+    @property
+    def lookup(self) -> str:
+        """Which of all keys it is (``ApiKey.lookup`` of the service); proves nothing and may be shown."""
+        return self._secret.split("-")[2]
+
     def reveal(self) -> str:
         """The secret itself, for the one call that sends it."""
         return self._secret

@@ -80,6 +80,8 @@ for command in (
     DeferredCommand("top", "saltern.cli.top:top", "Watch who uses the cache now, and how."),
     node,
     audit,
+    DeferredCommand("apply", "saltern.cli.apply:apply", "Make a deployment what files say."),
+    DeferredCommand("export-config", "saltern.cli.apply:export_config", "Write tenants as a file for apply."),
     DeferredCommand("doctor", "saltern.cli.doctor:doctor", "Check everything between here and the cache."),
     DeferredCommand("demo", "saltern.demo.command:demo", "Show two tenants on one node, end to end, with proofs."),
     DeferredCommand("bench", "saltern.bench.command:bench", "Measure speed beside the machine's own limits."),
