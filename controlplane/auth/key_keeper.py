@@ -6,7 +6,6 @@ again a second later. All that counts is in the database, so it does not matter 
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -22,7 +21,7 @@ from controlplane.clock import Clock, utc_now
 from controlplane.core.key_rotation import BeginToSign, NodeAnswer, Publish, Step, Withdraw, next_steps
 from controlplane.db import Database, ServiceScope, ServiceTask, bump_policy_version, models
 from controlplane.db.locks import try_lock_signing_keys
-from controlplane.rpc import to_saltern_error
+from controlplane.repeating import repeat
 from controlplane.secrets import KeyEncryptionKey
 
 INTERVAL_S: Final = 1.0
@@ -62,13 +61,11 @@ class KeyKeeper:
 
     async def run(self) -> None:
         """Look every second, until cancelled, through every absence of the database."""
-        while True:
-            try:
-                await self.step()
-            except Exception as error:
-                reason = to_saltern_error(error, method=type(self).__name__).reason
-                _log.warning("signing keys not looked after", reason=reason)
-            await asyncio.sleep(INTERVAL_S)
+
+        def warn(reason: str) -> None:
+            _log.warning("signing keys not looked after", reason=reason)
+
+        await repeat(self.step, INTERVAL_S, name=type(self).__name__, warn=warn)
 
     async def step(self) -> list[Step]:
         """Do what is due now, unless another control plane is at it; return what was done."""

@@ -35,7 +35,7 @@ from controlplane.metering.store import (
     write_meters,
     write_process,
 )
-from controlplane.rpc import to_saltern_error
+from controlplane.repeating import repeat
 from saltern.billing.digest import RecordsDigest
 from saltern.names import NodeId
 
@@ -78,13 +78,11 @@ class HourCloser:
 
     async def run(self) -> None:
         """Look every ``STEP_INTERVAL_S`` seconds, until cancelled, through every absence of the database."""
-        while True:
-            try:
-                await self.step()
-            except Exception as error:
-                reason = to_saltern_error(error, method=type(self).__name__).reason
-                _log.warning("usage not closed", reason=reason)
-            await asyncio.sleep(STEP_INTERVAL_S)
+
+        def warn(reason: str) -> None:
+            _log.warning("usage not closed", reason=reason)
+
+        await repeat(self.step, STEP_INTERVAL_S, name=type(self).__name__, warn=warn)
 
     async def step(self) -> int:
         """Do what is due now, unless another control plane is at it; return how many records were made."""

@@ -7,7 +7,6 @@ leaves all of it to the next leader, one after it nothing.
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -22,6 +21,7 @@ from controlplane.core.salt_rotation import Purge, Rotate, Step, steps_due
 from controlplane.db import Database, ServiceScope, ServiceTask, TenantScope, bump_policy_version
 from controlplane.db.locks import try_lock_salts
 from controlplane.db.models import SaltEpoch, SaltPolicy, Tenant
+from controlplane.repeating import repeat
 from controlplane.rpc import to_saltern_error
 from controlplane.salts.epochs import begin_epoch, destroy_epochs, load_epochs, note_change, to_epoch
 from controlplane.secrets import KeyEncryptionKey
@@ -47,13 +47,11 @@ class SaltKeeper:
 
     async def run(self) -> None:
         """Look every second, until cancelled, through every absence of the database."""
-        while True:
-            try:
-                await self.step()
-            except Exception as error:
-                reason = to_saltern_error(error, method=type(self).__name__).reason
-                _log.warning("salts not looked after", reason=reason)
-            await asyncio.sleep(INTERVAL_S)
+
+        def warn(reason: str) -> None:
+            _log.warning("salts not looked after", reason=reason)
+
+        await repeat(self.step, INTERVAL_S, name=type(self).__name__, warn=warn)
 
     async def step(self) -> int:
         """Do what is due now of every tenant, unless another control plane is at it; return of how many it was."""
