@@ -26,6 +26,7 @@ from saltern.core_files import forbid_core_files
 from saltern.endpoints import parse_endpoint
 from saltern.errors import InvalidArgumentError
 from saltern.names import parse_node_id
+from saltern.rdma import DeviceChoice
 from saltern.sizes import parse_size
 from saltern.tls import client_tls, server_tls
 
@@ -81,6 +82,13 @@ from saltern.tls import client_tls, server_tls
     envvar="SALTERN_NODE_NUMA_NODE",
     type=click.IntRange(min=0),
     help="NUMA node that the cache memory is bound to. [default: wherever the system puts it]",
+)
+@click.option(
+    "--rdma-device",
+    envvar="SALTERN_NODE_RDMA_DEVICE",
+    default="auto",
+    metavar="DEVICE[:PORT[:GID_INDEX]]",
+    help="Let entries travel over this RDMA device too; 'auto': one that can be used, if there is any; 'off': none.",
 )
 @click.option(
     "--ssd-dir",
@@ -202,6 +210,7 @@ def serve_node(
     arena_dir: Path | None,
     huge_pages: str,
     numa_node: int | None,
+    rdma_device: str,
     ssd_dir: Path | None,
     ssd_bytes: str | None,
     ssd_write_bytes: str | None,
@@ -242,6 +251,7 @@ def serve_node(
         tls=server_tls(tls_cert, tls_key, tls_client_ca),
         tls_server_name=tls_name,
         arena=ArenaSettings(arena_dir, state_dir, HugePages(huge_pages), numa_node),
+        rdma=None if rdma_device == "off" else DeviceChoice.parse(rdma_device),
         ssd=_ssd_settings(ssd_dir, ssd_bytes, ssd_write_bytes, state_dir),
         advertise_host=advertise_host,
     )

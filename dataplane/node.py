@@ -33,6 +33,7 @@ from dataplane.io.gate import Gate
 from dataplane.io.grpc_door import start_grpc_door
 from dataplane.io.health import HealthService, HealthWatch
 from dataplane.io.metrics_door import metrics_door
+from dataplane.io.rdma import Fabric
 from dataplane.io.session import NodeIdentity, NodeState
 from dataplane.io.session_table import Door, SessionTable
 from dataplane.io.shm import listen_unix, remove_socket_file
@@ -54,8 +55,10 @@ from dataplane.metrics.readings import Rates
 from dataplane.settings import NodeSettings, SsdSettings
 from saltern import tracing
 from saltern.endpoints import Endpoint
+from saltern.errors import SalternError
 from saltern.http_door import HttpDoor
 from saltern.names import TenantId
+from saltern.rdma import DeviceChoice
 from saltern.tls_reload import ReloadingTls
 from tenants.policy import NodePolicy
 from tenants.tokens import KeySet
@@ -229,6 +232,7 @@ class Node:
             if self._warm is not None:
                 stack.push(self._leave_warm)
             self._log_memory()
+            self._open_fabric(stack)
             if settings.ssd is not None:
                 self._state.blocks.ssd = await self._open_ssd(settings.ssd, stack)
             self._lag.start()
@@ -279,6 +283,25 @@ class Node:
         if fault is None:
             self._warm.save()
         self._warm.close()
+
+    def _open_fabric(self, stack: AsyncExitStack) -> None:
+        """Offer RDMA until ``stack`` ends, if that was asked for and the device can be used; else say why not."""
+        choice = self.settings.rdma
+        if choice is None:
+            return
+        try:
+            fabric = Fabric(choice, self._arena, self._state.traffic.scheduler)
+        except SalternError as error:
+            # Without a device there is nothing to mend, unless one was named.
+            is_absent = error.reason == "RDMA_NO_DEVICE" and choice == DeviceChoice()
+            (_log.info if is_absent else _log.warning)(
+                "no rdma", reason=error.reason, error=error.message, hint=error.hint
+            )
+            return
+        stack.callback(fabric.close)
+        stack.callback(setattr, self._state, "fabric", None)
+        self._state.fabric = fabric
+        _log.info("rdma", device=str(fabric.device.chosen), registered_bytes=self._arena.capacity_bytes)
 
     def _log_memory(self) -> None:
         """Say what the system really gave; what has not been touched yet is nowhere."""

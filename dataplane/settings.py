@@ -13,6 +13,7 @@ from dataplane.io.host_memory import HugePages
 from saltern.endpoints import Endpoint, check_plaintext
 from saltern.errors import InvalidArgumentError
 from saltern.names import NodeId
+from saltern.rdma import DeviceChoice
 from saltern.tls import ServerTls
 
 MIB: Final = 1024 * 1024
@@ -140,6 +141,8 @@ class NodeSettings:
         drain_s: how long transfers that have begun may take after SIGTERM.
         ssd: the tier below DRAM; None for none.
         arena: what memory the DRAM tier has.
+        rdma: device, port and GID that entries may travel over as well; None for no RDMA. A device that cannot be used
+            is logged, and the node serves without.
     """
 
     node_id: NodeId
@@ -162,6 +165,7 @@ class NodeSettings:
     limits: SessionLimits = field(default_factory=SessionLimits)
     ssd: SsdSettings | None = None
     arena: ArenaSettings = field(default_factory=ArenaSettings)
+    rdma: DeviceChoice | None = None
 
     def __post_init__(self) -> None:
         """Raises FailedPreconditionError: an address needs TLS; InvalidArgumentError: the arena is too small."""

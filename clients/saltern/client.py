@@ -80,7 +80,8 @@ class Client:
             api_key: the secret of an API key with the role writer or reader.
             namespace: ``{namespace}`` of the key's tenant.
             deadline_ms: for each call in all, unless the call gives its own.
-            transport: ``auto`` (shared memory with a node on this host, else TCP), ``shm`` or ``tcp``.
+            transport: ``auto`` (RDMA where this host and the node have it, shared memory with a node on this host,
+                else TCP), ``rdma``, ``shm`` or ``tcp``. ``SALTERN_RDMA_DEVICE`` names this host's device.
             sessions_max: connections to a node; more threads than that wait for each other.
             project, user, session: narrow the salt to these, within what the API key is bound to: nobody of another
                 project, user or session finds what this client stores, nor the other way round.
@@ -141,7 +142,7 @@ class Client:
             chosen = Transport(transport)
         except ValueError:
             raise InvalidArgumentError(
-                f"unknown transport {transport!r}", reason="INVALID_TRANSPORT", hint="use auto, shm or tcp"
+                f"unknown transport {transport!r}", reason="INVALID_TRANSPORT", hint="use auto, rdma, shm or tcp"
             ) from None
         self._deadline_ms = deadline_ms
         self._keys = EpochKeys()
@@ -183,7 +184,7 @@ class Client:
 
     @property
     def transport(self) -> str:
-        """``shm`` or ``tcp``: what the last session was opened over; empty before the first."""
+        """``rdma``, ``shm`` or ``tcp``: what the last session was opened over; empty before the first."""
         return self._router.chosen_transport
 
     def __repr__(self) -> str:

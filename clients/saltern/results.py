@@ -138,7 +138,7 @@ class Pong:
 
     Attributes:
         node: identifier of the node.
-        transport: ``shm`` or ``tcp``.
+        transport: ``rdma``, ``shm`` or ``tcp``.
         round_trip_s: seconds from request to reply.
     """
 

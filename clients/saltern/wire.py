@@ -45,6 +45,7 @@ class Opcode(IntEnum):
     REGISTER = 0x07
     UNREGISTER = 0x08
     PING = 0x09
+    CONNECT = 0x0A
 
 
 _OPCODES: Final = frozenset(Opcode)
@@ -76,7 +77,9 @@ class Hello(msgspec.Struct, omit_defaults=True):
     group: str = ""
 
 
-class HelloReply(msgspec.Struct):
+class HelloReply(msgspec.Struct, omit_defaults=True):
+    """``rdma``: whether the node takes CONNECT."""
+
     node: str
     host: str
     tenant: str
@@ -84,6 +87,7 @@ class HelloReply(msgspec.Struct):
     epoch: int
     expires_ms: int
     entry_max_bytes: int
+    rdma: bool = False
 
 
 class Refresh(msgspec.Struct):
@@ -161,15 +165,32 @@ class DeleteReply(msgspec.Struct):
     deleted: int
 
 
-class Register(msgspec.Struct):
-    """Registers a region; its memfd travels as SCM_RIGHTS with the frame (unix socket only)."""
+class Register(msgspec.Struct, omit_defaults=True):
+    """Registers a region: a memfd that travels as SCM_RIGHTS with the frame (unix socket only), or RDMA memory.
+
+    Of RDMA memory, ``address`` and ``key`` are those of the client's own registration.
+    """
 
     region: int
     region_bytes: int
+    address: int | None = None
+    key: int | None = None
 
 
 class Unregister(msgspec.Struct):
     region: int
+
+
+class Connect(msgspec.Struct):
+    """Sets up the session's RDMA queue pair; ``endpoint`` is the client's, 28 bytes (WIRE.md 10)."""
+
+    endpoint: bytes
+
+
+class ConnectReply(msgspec.Struct):
+    """``endpoint`` is the node's."""
+
+    endpoint: bytes
 
 
 class Empty(msgspec.Struct):
@@ -193,7 +214,7 @@ _DECODERS: Final[dict[type[msgspec.Struct], msgspec.msgpack.Decoder[msgspec.Stru
     kind: msgspec.msgpack.Decoder(kind)
     for kind in (
         Hello, HelloReply, Refresh, RefreshReply, Put, PutReply, Get, GetReply, Lookup, LookupReply,
-        Delete, DeleteReply, Register, Unregister, Empty, ErrorBody,
+        Delete, DeleteReply, Register, Unregister, Connect, ConnectReply, Empty, ErrorBody,
     )
 }  # fmt: skip
 
@@ -393,6 +414,11 @@ def join_sums(sums: list[int]) -> bytes:
 def checksum(data: bytes | bytearray | memoryview) -> int:
     """XXH3-64 of an entry: finds bit rot and torn writes (I7); no defence against tampering."""
     return int(xxhash.xxh3_64_intdigest(data))
+
+
+def immediate_of(request_id: int) -> int:
+    """The 32 bits that end the WRITEs of a get over RDMA: the low half of its request id."""
+    return request_id & 0xFFFF_FFFF
 
 
 def is_ok(status: int) -> bool:

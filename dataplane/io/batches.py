@@ -26,6 +26,8 @@ SLICE_KEYS: Final = 256
 _OK: Final = int(StatusCode.OK)
 _MISS: Final = int(StatusCode.NOT_FOUND)
 _NO_ROOM: Final = int(StatusCode.FAILED_PRECONDITION)
+#: From :meth:`PutBatch.start_at`: there is no room now, and it may ask again.
+NO_ROOM_YET: Final = -1
 
 
 class Blocks:
@@ -49,14 +51,14 @@ class Blocks:
 
 
 class PutBatch:
-    """Entries on their way in, at most one of them between :meth:`start` and :meth:`finish` at a time.
+    """Entries on their way in, as many of them at a time as whoever moves their bytes has started.
 
     Attributes:
         codes: one StatusCode for each entry.
         refused: (index, why) of the entries that are neither stored nor were there, at most ``errors_max``.
     """
 
-    __slots__ = ("_blocks", "_errors_max", "_keys", "_partition", "_ticket", "_untouched", "codes", "refused")
+    __slots__ = ("_blocks", "_errors_max", "_keys", "_partition", "_tickets", "_untouched", "codes", "refused")
 
     def __init__(
         self,
@@ -72,25 +74,40 @@ class PutBatch:
         self._partition = partition
         self._keys = keys
         self._errors_max = errors_max
-        self._ticket: PutTicket | None = None
+        #: Of entries between :meth:`start` and :meth:`finish`, by index.
+        self._tickets: dict[int, PutTicket] = {}
         #: Keys from the first on that :meth:`touch` has yet to come to; a single entry is no chain.
         self._untouched = len(keys) if len(keys) > 1 else 0
 
     def start(self, index: int, size_bytes: int) -> memoryview | None:
         """Admit entry ``index`` and return the memory for its bytes; None if it is refused or there already."""
-        assert self._ticket is None, "one entry at a time"
+        offset = self.start_at(index, size_bytes)
+        return None if offset is None else self._blocks.arena.view(offset, size_bytes)
+
+    def start_at(self, index: int, size_bytes: int, *, waits: bool = False) -> int | None:
+        """As :meth:`start`, and return where in the arena that memory is.
+
+        Args:
+            waits: answer NO_ROOM_YET instead of refusing an entry for want of room. Entries of the batch that are not
+                finished yet cannot make room for it; once they are, they can.
+        """
         blocks = self._blocks
         started = blocks.core.put_start(self._partition, self._keys[index], size_bytes, blocks.clock.monotonic_ns())
         if isinstance(started, PutRefused):
+            if waits and started.error.code is StatusCode.RESOURCE_EXHAUSTED:
+                return NO_ROOM_YET
             self._refuse(index, started.error)
             return None
-        self._ticket = started
-        return blocks.arena.view(started.offset, size_bytes)
+        self._tickets[index] = started
+        return started.offset
+
+    def view_at(self, offset: int, size_bytes: int) -> memoryview:
+        """The bytes of an entry at the offset that :meth:`start_at` gave; not to be used after :meth:`close`."""
+        return self._blocks.arena.view(offset, size_bytes)
 
     def finish(self, index: int, digest: int, claimed: int) -> None:
         """Publish entry ``index``, whose bytes in the arena sum up to ``digest``, if that was claimed (I7)."""
-        ticket, self._ticket = self._ticket, None
-        assert ticket is not None
+        ticket = self._tickets.pop(index)
         core = self._blocks.core
         if digest != claimed:
             core.put_abort(ticket)
@@ -109,10 +126,9 @@ class PutBatch:
             yield len(keys) * TOUCH_WORK
 
     def close(self) -> None:
-        """End the batch: give back what an unfinished entry had set aside (I8); touch what was not yet touched."""
-        if self._ticket is not None:
-            ticket, self._ticket = self._ticket, None
-            self._blocks.core.put_abort(ticket)
+        """End the batch: give back what unfinished entries had set aside (I8); touch what was not yet touched."""
+        while self._tickets:
+            self._blocks.core.put_abort(self._tickets.popitem()[1])
         for _ in self.touch():
             pass
         self._blocks.after_put()

@@ -65,6 +65,12 @@ class Connection:
         self._flow = traffic.flow
         self.meter.opened += 1
 
+    def count_by(self, meter: DoorMeter) -> None:
+        """The session goes on over another transport, whose meter counts it from now on."""
+        self.meter.ended(was_open=True, reason="CONNECTED")
+        meter.opened += 1
+        self.meter = self.conversation.meter = meter
+
     def expire(self, now_s: float) -> None:
         """Close the connection if what it waits for is overdue (WIRE.md 8)."""
         if self._want is TURN or self._want is None:

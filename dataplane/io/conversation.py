@@ -16,19 +16,22 @@ import msgspec
 from dataplane.core.work import REQUEST_WORK, TOKEN_WORK
 from dataplane.io.exchange import Exchange
 from dataplane.io.letting_go import close_descriptor
+from dataplane.io.rdma import Link, RemoteFailedError
 from dataplane.io.regions import RegionTable
+from dataplane.io.remote_transfers import RemoteTransfers
 from dataplane.io.session import Session, closes_session
 from dataplane.io.stream import BUFFER_BYTES, READ, TURN, ByteStream, HandshakeError, Script
 from dataplane.io.transfers import Transfers
 from dataplane.metrics.meters import DoorMeter
 from dataplane.settings import SessionLimits
 from saltern import wire
-from saltern.errors import ProtocolError, SalternError
+from saltern.errors import FailedPreconditionError, InvalidArgumentError, ProtocolError, SalternError
 from saltern.wire import HEADER_BYTES, Opcode
 
 #: Plain integers: an enum's member costs a descriptor call at each use in Python 3.11.
 _PUT, _GET, _LOOKUP, _DELETE = map(int, (Opcode.PUT, Opcode.GET, Opcode.LOOKUP, Opcode.DELETE))
 _REGISTER, _UNREGISTER, _PING = map(int, (Opcode.REGISTER, Opcode.UNREGISTER, Opcode.PING))
+_CONNECT: Final = int(Opcode.CONNECT)
 #: A session that is alone waits for its next frame without the event loop: so long at a time, so long in a row.
 _ALONE_WAIT_MS: Final = 1
 _ALONE_S: Final = 0.002
@@ -41,12 +44,14 @@ class Conversation:
         end_reason: why the script has ended by itself.
         is_busy: whether a request is being handled.
         is_alone: whether no other session had a turn since this one's last.
+        meter: counts its requests; another one once the session has a queue pair.
+        on_connect: called when it gets one.
     """
 
     __slots__ = (
         "_alone_until_s",
         "_exchange",
-        "_meter",
+        "_link",
         "_regions",
         "_session",
         "_stream",
@@ -54,12 +59,16 @@ class Conversation:
         "end_reason",
         "is_alone",
         "is_busy",
+        "meter",
+        "on_connect",
     )
 
     def __init__(self, stream: ByteStream, session: Session, limits: SessionLimits, meter: DoorMeter) -> None:
         self._stream = stream
         self._session = session
-        self._meter = meter
+        self.meter = meter
+        self.on_connect: Callable[[], None] = _nobody
+        self._link: Link | None = None
         self._regions = RegionTable(session.region_space)
         self._exchange = Exchange(stream, session, limits)
         self._transfers = Transfers(self._exchange, self._regions)
@@ -93,6 +102,8 @@ class Conversation:
         finally:
             self._exchange.begun()
             self._regions.close()
+            if self._link is not None:
+                self._link.close()
 
     def _frame(self) -> Script[bool]:
         """Receive one frame and answer it; False when the session ends with that."""
@@ -134,8 +145,13 @@ class Conversation:
         else:
             exchange.begun()
             stream.consume(frame_bytes)
-            yield from exchange.reply(answer) if isinstance(answer, bytes) else answer
-        self._meter.observe(opcode, session.tenant, monotonic_ns() - began_ns)
+            try:
+                yield from exchange.reply(answer) if isinstance(answer, bytes) else answer
+            except RemoteFailedError as failed:
+                # The queue pair is gone and what was not published is given back: the client has to connect again.
+                yield from self._part(opcode, request_id, failed.error, 0)
+                return False
+        self.meter.observe(opcode, session.tenant, monotonic_ns() - began_ns)
         stream.close_stale_descriptors()
         self.is_busy = exchange.is_in_frame = False
         if stream.is_turn_over:
@@ -174,7 +190,7 @@ class Conversation:
         if closes_session(error, self._session):
             yield from self._part(header.opcode, header.request_id, error, header.payload_bytes)
             return False
-        self._meter.refused[error.reason] += 1
+        self.meter.refused[error.reason] += 1
         self._exchange.expect_transfer(header.payload_bytes)
         yield from self._stream.discard(header.payload_bytes)
         yield from self._exchange.reply(wire.encode_error_reply(header.opcode, header.request_id, error))
@@ -203,6 +219,9 @@ class Conversation:
             self._session.require(None)
             self._regions.unregister(unregister.region)
             reply = wire.Empty()
+        elif opcode == _CONNECT:
+            self._stream.spend_turn(TOKEN_WORK)
+            reply = self._connect(wire.decode_body(wire.Connect, body))
         else:
             if opcode == _PING:
                 yield from self._exchange.enter(1)
@@ -215,18 +234,41 @@ class Conversation:
         tenant = self._session.require(None).tenant
         descriptors = self._stream.take_descriptors()
         try:
-            self._regions.register(tenant, register.region, register.region_bytes, descriptors)
+            if register.address is None or register.key is None:
+                self._regions.register(tenant, register.region, register.region_bytes, descriptors)
+            elif self._link is None:
+                raise InvalidArgumentError(
+                    "RDMA memory is registered in a session that has no queue pair",
+                    reason="REGION_NOT_CONNECTED",
+                    hint="send CONNECT first",
+                )
+            else:
+                self._regions.register_remote(register.region, register.region_bytes, register.address, register.key)
         finally:
             for descriptor in descriptors:
                 close_descriptor(descriptor)
         return wire.Empty()
 
+    def _connect(self, connect: wire.Connect) -> wire.ConnectReply:
+        if self._link is not None:
+            raise FailedPreconditionError(
+                "the session has a queue pair already", reason="ALREADY_CONNECTED", hint="open another session"
+            )
+        self._link = link = self._session.connect(connect)
+        self._transfers.remote = RemoteTransfers(self._exchange, link)
+        self.on_connect()
+        return wire.ConnectReply(link.endpoint.pack())
+
     def _part(self, opcode: int, request_id: int, error: SalternError, unread_bytes: int) -> Script[None]:
         """Send ``error`` as the last reply and let the client read it before the connection is closed."""
         self.is_busy = False
         self.end_reason = error.reason
-        self._meter.refused[error.reason] += 1
+        self.meter.refused[error.reason] += 1
         exchange = self._exchange
         yield from exchange.reply(wire.encode_error_reply(opcode, request_id, error))
         exchange.deadline_s = monotonic() + exchange.limits.linger_s
         yield from self._stream.linger(unread_bytes + BUFFER_BYTES)
+
+
+def _nobody() -> None:
+    """Nobody wants to know of queue pairs."""

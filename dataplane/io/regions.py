@@ -1,8 +1,10 @@
-"""Shared-memory regions of one session: what a client may register, and how the node reaches it (WIRE.md 4, REGISTER).
+"""Regions of one session: what a client may register, and how the node reaches it (WIRE.md 4, REGISTER).
 
-The client can change its memory at any time, but never take it away: only a memfd sealed against shrinking is
-accepted, so a read of the mapping cannot fault (SIGBUS). Every offset and length is checked against the registered
-size in integer arithmetic before the mapping is touched (I3: the node drives every transfer).
+A region is shared memory that the node maps, or memory at the other end of the session's RDMA queue pair
+(:class:`~dataplane.core.remote_region.RemoteRegion`). Shared memory the client can change at any time, but never take
+away: only a memfd sealed against shrinking is accepted, so a read of the mapping cannot fault (SIGBUS). Every offset
+and length is checked against the registered size in integer arithmetic before anything is touched (I3: the node drives
+every transfer).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from dataplane.core.remote_region import RemoteRegion, check_inside
 from dataplane.io.letting_go import let_go
 from saltern.errors import InvalidArgumentError, ResourceExhaustedError, SalternError
 from saltern.names import TenantId
@@ -43,13 +46,7 @@ class Region:
 
     def check(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
         """Raise InvalidArgumentError (OUT_OF_REGION) unless every entry lies inside the region."""
-        for index, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-            if offset < 0 or offset + size > self.size_bytes:
-                raise InvalidArgumentError(
-                    f"entry {index} reaches byte {offset + size} of a region of {self.size_bytes}",
-                    reason="OUT_OF_REGION",
-                    hint="register a larger region or correct the offsets",
-                )
+        check_inside(self.size_bytes, offsets, sizes)
 
     def view(self, offset: int, size_bytes: int) -> memoryview:
         """The bytes of one entry, as :meth:`check` has allowed."""
@@ -108,11 +105,11 @@ class RegionTable:
     __slots__ = ("_regions", "_space", "_tenant")
 
     def __init__(self, space: RegionSpace) -> None:
-        self._regions: dict[int, Region] = {}
+        self._regions: dict[int, Region | RemoteRegion] = {}
         self._space = space
         self._tenant = TenantId("")
 
-    def __getitem__(self, number: int) -> Region:
+    def __getitem__(self, number: int) -> Region | RemoteRegion:
         region = self._regions.get(number)
         if region is None:
             raise _unknown(number)
@@ -128,12 +125,7 @@ class RegionTable:
                 REGION_TOO_SHORT; the older region stays.
             ResourceExhaustedError: REGION_NOT_MAPPED, the system refuses the mapping; REGION_SPACE_EXHAUSTED.
         """
-        if not 0 <= number < REGIONS_MAX or not 1 <= size_bytes <= REGION_MAX_BYTES:
-            raise InvalidArgumentError(
-                f"region {number} of {size_bytes} bytes is outside 0..{REGIONS_MAX - 1} or 1..{REGION_MAX_BYTES} bytes",
-                reason="REGION_OUT_OF_RANGE",
-                hint="register fewer or smaller regions",
-            )
+        _check_number(number, size_bytes)
         if len(descriptors) != 1:
             raise InvalidArgumentError(
                 f"{len(descriptors)} descriptors came with REGISTER instead of one",
@@ -141,7 +133,7 @@ class RegionTable:
                 hint="send one memfd with the frame's first byte, over the unix socket",
             )
         old = self._regions.get(number)
-        grown_bytes = size_bytes - (old.size_bytes if old is not None else 0)
+        grown_bytes = size_bytes - (old.size_bytes if isinstance(old, Region) else 0)
         self._tenant = tenant
         self._space.claim(tenant, grown_bytes)
         try:
@@ -153,8 +145,23 @@ class RegionTable:
             old.close()
         self._regions[number] = Region(memory, size_bytes)
 
+    def register_remote(self, number: int, size_bytes: int, address: int, remote_key: int) -> None:
+        """Remember memory of the client's own RDMA registration as region ``number``, replacing an older one.
+
+        It takes no addresses of the node's.
+
+        Raises:
+            InvalidArgumentError: REGION_OUT_OF_RANGE; the older region stays.
+        """
+        _check_number(number, size_bytes)
+        region = RemoteRegion(address, size_bytes, remote_key)
+        old = self._regions.pop(number, None)
+        if old is not None:
+            self._close(old)
+        self._regions[number] = region
+
     def unregister(self, number: int) -> None:
-        """Unmap a region; raises InvalidArgumentError (UNKNOWN_REGION)."""
+        """Let go of a region; raises InvalidArgumentError (UNKNOWN_REGION)."""
         region = self._regions.pop(number, None)
         if region is None:
             raise _unknown(number)
@@ -165,9 +172,19 @@ class RegionTable:
         while self._regions:
             self._close(self._regions.popitem()[1])
 
-    def _close(self, region: Region) -> None:
+    def _close(self, region: Region | RemoteRegion) -> None:
         region.close()
-        self._space.release(self._tenant, region.size_bytes)
+        if isinstance(region, Region):
+            self._space.release(self._tenant, region.size_bytes)
+
+
+def _check_number(number: int, size_bytes: int) -> None:
+    if not 0 <= number < REGIONS_MAX or not 1 <= size_bytes <= REGION_MAX_BYTES:
+        raise InvalidArgumentError(
+            f"region {number} of {size_bytes} bytes is outside 0..{REGIONS_MAX - 1} or 1..{REGION_MAX_BYTES} bytes",
+            reason="REGION_OUT_OF_RANGE",
+            hint="register fewer or smaller regions",
+        )
 
 
 def _map_sealed(descriptor: int, size_bytes: int) -> mmap.mmap:

@@ -18,11 +18,13 @@ import msgspec
 from dataplane.core.partition import Partition
 from dataplane.io.batches import Blocks, GetBatch, PutBatch
 from dataplane.io.gate import Gate, Grant
+from dataplane.io.rdma import Fabric, Link
 from dataplane.io.regions import RegionSpace
 from dataplane.io.traffic import TenantTraffic, Traffic
 from dataplane.metrics.meters import Meters
 from saltern import wire
 from saltern.errors import (
+    FailedPreconditionError,
     ProtocolError,
     ResourceExhaustedError,
     SalternError,
@@ -30,6 +32,7 @@ from saltern.errors import (
 )
 from saltern.keys import BlockKey
 from saltern.names import NodeId, TenantId
+from saltern.rdma import Endpoint
 from saltern.wire import Opcode
 from tenants.roles import Permission
 
@@ -58,7 +61,11 @@ class NodeIdentity:
 
 @dataclass(slots=True)
 class NodeState:
-    """What all sessions of a node share."""
+    """What all sessions of a node share.
+
+    Attributes:
+        fabric: the RDMA device with the arena registered; None where RDMA is not offered.
+    """
 
     identity: NodeIdentity
     blocks: Blocks
@@ -67,6 +74,7 @@ class NodeState:
     region_space: RegionSpace = field(default_factory=RegionSpace)
     meters: Meters = field(default_factory=Meters)
     is_draining: bool = False
+    fabric: Fabric | None = None
 
 
 class Session:
@@ -164,6 +172,22 @@ class Session:
         assert self._grant is not None, "check_frame lets only HELLO through before"
         return self._node.gate.check(self._grant, permission)
 
+    def connect(self, connect: wire.Connect) -> Link:
+        """Set up a queue pair to the client's.
+
+        Raises:
+            FailedPreconditionError: RDMA_NOT_OFFERED, or what :meth:`Fabric.connect` raises.
+            ProtocolError: RDMA_ENDPOINT_INVALID.
+        """
+        tenant = self.require(None).tenant
+        fabric = self._node.fabric
+        if fabric is None:
+            raise FailedPreconditionError(
+                "this node offers no RDMA", reason="RDMA_NOT_OFFERED", hint="go on over TCP in this session"
+            )
+        assert self.traffic is not None
+        return fabric.connect(tenant, self.traffic.flow.weight, Endpoint.unpack(connect.endpoint))
+
     def begin_put(self, put: wire.Put) -> PutBatch:
         """Begin a put whose lengths are checked; raises SalternError if none of it may begin."""
         return PutBatch(self.blocks, self.require(_WRITE), wire.split_keys(put.keys))
@@ -234,6 +258,7 @@ class Session:
             epoch=partition.epoch,
             expires_ms=grant.claims.expires_at_s * 1000,
             entry_max_bytes=min(namespace.block_bytes, wire.ENTRY_MAX_BYTES),
+            rdma=node.fabric is not None,
         )
 
     def _refresh(self, refresh: wire.Refresh) -> wire.RefreshReply:

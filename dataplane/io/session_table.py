@@ -102,6 +102,7 @@ class SessionTable:
         session = Session(self._node, lambda tenant: self._claim_place(connection, tenant))
         conversation = Conversation(stream, session, self._limits, meter)
         connection = Connection(sock, stream, conversation, self._node.traffic, meter=meter, on_close=self._forget)
+        conversation.on_connect = lambda: connection.count_by(self._node.meters.doors[Transport.RDMA])
         self._connections.add(connection)
         self._unopened[connection] = None
         connection.start()

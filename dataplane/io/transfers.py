@@ -11,10 +11,12 @@ from typing import Final
 
 import xxhash
 
+from dataplane.core.remote_region import RemoteRegion
 from dataplane.core.work import DELETE_WORK, LOOKUP_KEY_WORK, PUT_WORK, SEND_WORK
 from dataplane.io.batches import SLICE_KEYS, GetBatch, PutBatch
 from dataplane.io.exchange import Exchange
 from dataplane.io.regions import Region, RegionTable
+from dataplane.io.remote_transfers import RemoteTransfers
 from dataplane.io.stream import TURN, WAKE, Script
 from saltern import wire
 from saltern.wire import Opcode
@@ -29,13 +31,18 @@ _COPY_AND_SUM_BYTES: Final = 64 * 1024
 
 
 class Transfers:
-    """Puts, gets, lookups and deletes of one session."""
+    """Puts, gets, lookups and deletes of one session.
 
-    __slots__ = ("_exchange", "_regions")
+    Attributes:
+        remote: moves entries to and from RDMA regions; None while the session has no queue pair, and so no such region.
+    """
+
+    __slots__ = ("_exchange", "_regions", "remote")
 
     def __init__(self, exchange: Exchange, regions: RegionTable) -> None:
         self._exchange = exchange
         self._regions = regions
+        self.remote: RemoteTransfers | None = None
 
     def begin_put(self, header: wire.Header, body: memoryview) -> Script[Script[None]]:
         exchange = self._exchange
@@ -44,6 +51,11 @@ class Transfers:
         region = self._region(put.region, put.offsets, put.sizes)
         yield from exchange.enter(len(put.sizes) or 1, sum(put.sizes), moves_entries=True)
         batch = exchange.session.begin_put(put)
+        if isinstance(region, RemoteRegion):
+            assert self.remote is not None
+            held_bytes = self.remote.held_bytes(put)
+            exchange.session.hold(held_bytes)
+            return self.remote.put(header.request_id, put, batch, region, held_bytes)
         # Entries come one at a time, and only the one that is coming holds memory.
         held_bytes = max(put.sizes, default=0)
         exchange.session.hold(held_bytes)
@@ -87,7 +99,7 @@ class Transfers:
             deleted += exchange.session.delete(keys[start : start + SLICE_KEYS])
         return wire.encode_reply(_DELETE, header.request_id, wire.encode_body(wire.DeleteReply(deleted)))
 
-    def _region(self, number: int | None, offsets: list[int], sizes: list[int]) -> Region | None:
+    def _region(self, number: int | None, offsets: list[int], sizes: list[int]) -> Region | RemoteRegion | None:
         """The region of a regional batch, every entry inside it; None for an inline one."""
         if number is None:
             return None
@@ -130,7 +142,12 @@ class Transfers:
         yield from exchange.reply(wire.encode_reply(_PUT, request_id, wire.encode_body(batch.reply())))
 
     def _get(
-        self, request_id: int, get: wire.Get, batch: GetBatch, region: Region | None, held_bytes: int
+        self,
+        request_id: int,
+        get: wire.Get,
+        batch: GetBatch,
+        region: Region | RemoteRegion | None,
+        held_bytes: int,
     ) -> Script[None]:
         exchange = self._exchange
         served_bytes = 0
@@ -154,11 +171,18 @@ class Transfers:
                 yield from exchange.stream.send(parts)
                 served_bytes = batch.payload_bytes
                 return
-            for index, pin in batch.hits:
-                yield from self._copy(batch.view(pin), region.view(get.offsets[index], pin.size_bytes))
+            if isinstance(region, RemoteRegion):
+                assert self.remote is not None
+                yield from self.remote.write_hits(request_id, get, batch, region)
+            else:
+                for index, pin in batch.hits:
+                    yield from self._copy(batch.view(pin), region.view(get.offsets[index], pin.size_bytes))
             served_bytes = batch.payload_bytes
         finally:
-            batch.close()
+            if self.remote is None:
+                batch.close()
+            else:
+                self.remote.end(batch)
             exchange.session.release(held_bytes, served_bytes=served_bytes)
         yield from exchange.reply(wire.encode_reply(_GET, request_id, body))
 

@@ -17,10 +17,11 @@ from saltern.wire import Opcode
 
 
 class Transport(StrEnum):
-    """By which door a session came."""
+    """How entries of a session travel: by the door that it came by, or over RDMA once it has a queue pair."""
 
     TCP = "tcp"
     SHM = "shm"
+    RDMA = "rdma"
     GRPC = "grpc"
 
 

@@ -16,7 +16,7 @@ from saltern.errors import ProtocolError, SalternError, StatusCode, error_from_s
 KINDS: list[type[msgspec.Struct]] = [
     wire.Hello, wire.HelloReply, wire.Refresh, wire.RefreshReply, wire.Put, wire.PutReply, wire.Get, wire.GetReply,
     wire.Lookup, wire.LookupReply, wire.Delete, wire.DeleteReply, wire.Register, wire.Unregister, wire.Empty,
-    wire.ErrorBody,
+    wire.Connect, wire.ConnectReply, wire.ErrorBody,
 ]  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from dataplane.node import Node, NodeEndpoints
 from dataplane.settings import ArenaSettings, NodeSettings, SessionLimits, SsdSettings
 from saltern.endpoints import Endpoint
 from saltern.names import NamespaceId, NodeId, TenantId
+from saltern.rdma import DeviceChoice
 from saltern.tls import ServerTls
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
 from tenants.quota import Tier, TierQuota
@@ -181,6 +182,7 @@ def static_node(
     drain_s: float = 5.0,
     metrics_tenants_max: int | None = None,
     tls: ServerTls | None = None,
+    rdma: DeviceChoice | None = None,
     node_id: str = "node-1",
     port: int = 0,
     signing_key: Ed25519PrivateKey | None = None,
@@ -207,6 +209,7 @@ def static_node(
             metrics_listen=None if metrics_tenants_max is None else Endpoint("127.0.0.1", 0),
             metrics_tenants_max=metrics_tenants_max or 0,
             tls=tls,
+            rdma=rdma,
         )
         node = Node(settings, clock=clock)
         ready = threading.Event()

@@ -113,7 +113,7 @@ DOCUMENTED: dict[tuple[str, int], dict[str, type | tuple[type, ...]]] = {
     ("request", 1): {"token": str, "namespace": str, "epoch": int, "client": str, "group": str},
     ("reply", 1): {
         "node": str, "host": str, "tenant": str, "namespace": str, "epoch": int, "expires_ms": int,
-        "entry_max_bytes": int,
+        "entry_max_bytes": int, "rdma": bool,
     },
     ("request", 2): {"token": str},
     ("reply", 2): {"expires_ms": int},
@@ -125,12 +125,14 @@ DOCUMENTED: dict[tuple[str, int], dict[str, type | tuple[type, ...]]] = {
     ("reply", 5): {"prefix": int, "found": bytes},
     ("request", 6): {"keys": bytes},
     ("reply", 6): {"deleted": int},
-    ("request", 7): {"region": int, "region_bytes": int},
+    ("request", 7): {"region": int, "region_bytes": int, "address": int, "key": int},
     ("reply", 7): {},
     ("request", 8): {"region": int},
     ("reply", 8): {},
     ("request", 9): {},
     ("reply", 9): {},
+    ("request", 10): {"endpoint": bytes},
+    ("reply", 10): {"endpoint": bytes},
 }  # fmt: skip
 DOCUMENTED_ERROR: dict[str, type | tuple[type, ...]] = {
     "reason": str, "message": str, "hint": str, "metadata": dict, "retry_after_ms": (int, type(None)), "code": int,

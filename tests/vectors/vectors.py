@@ -161,6 +161,8 @@ def wire_vectors() -> dict[str, Any]:
             wire.Hello("header.claims.signature", "chat", 2, "a client", "3f0e6c1a-0000-4000-8000-000000000001"),
             b"",
         ),
+        ("connect", op.CONNECT, wire.Connect(bytes(range(28))), b""),
+        ("register rdma", op.REGISTER, wire.Register(1, 4096, 2**64 - 4096, 0xFFFF_FFFF), b""),
     ]
     full = ResourceExhaustedError(
         "tenant acme holds 100 of 100 bytes on dram",
@@ -180,6 +182,9 @@ def wire_vectors() -> dict[str, Any]:
         ("register", op.REGISTER, wire.Empty(), b""),
         ("unregister", op.UNREGISTER, wire.Empty(), b""),
         ("ping", op.PING, wire.Empty(), b""),
+        ("connect", op.CONNECT, wire.ConnectReply(bytes(range(28, 56))), b""),
+        ("hello with rdma", op.HELLO, wire.HelloReply("node-1", "h0", "acme", "chat", 1, 2**40, 8_388_608, rdma=True),
+         b""),
     ]  # fmt: skip
     errors: list[tuple[str, int, SalternError]] = [
         ("unauthenticated", op.HELLO, UnauthenticatedError("the token expired 3 s ago", reason="TOKEN_EXPIRED")),

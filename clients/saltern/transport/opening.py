@@ -1,15 +1,17 @@
-"""Which transport a session uses: shared memory where the node is on this host, else TCP."""
+"""Which transport a session uses: RDMA where both ends have it, shared memory with a node on this host, else TCP."""
 
 from __future__ import annotations
 
 import logging
+import os
 import stat
+import time
 from enum import StrEnum
 from pathlib import Path
 
 from saltern.credentials import Grant, NodeEndpoint
 from saltern.deadline import Deadline
-from saltern.errors import UnavailableError
+from saltern.errors import SalternError, UnauthenticatedError, UnavailableError
 from saltern.transport.registry import BufferRegistry
 from saltern.transport.session import Session
 from saltern.transport.shm import ShmSession
@@ -17,12 +19,20 @@ from saltern.transport.tcp import TcpSession
 from saltern.transport.tls import TlsDialer
 
 logger = logging.getLogger("saltern")
+#: Which RDMA device of this host to use, as ``DEVICE[:PORT[:GID_INDEX]]``; ``off`` for none.
+RDMA_DEVICE_VARIABLE = "SALTERN_RDMA_DEVICE"
+#: Where the kernel lists RDMA devices; the folder is not there where it knows of none.
+_RDMA_DEVICES = Path("/sys/class/infiniband")
+#: For so long after RDMA did not work with a node, ``auto`` does not try it with that node again.
+_RDMA_RETRY_S = 60.0
+_no_rdma_until_s: dict[NodeEndpoint, float] = {}
 
 
 class Transport(StrEnum):
     """What the caller asks for."""
 
     AUTO = "auto"
+    RDMA = "rdma"
     SHM = "shm"
     TCP = "tcp"
 
@@ -36,7 +46,11 @@ def open_session(
     *,
     tls: TlsDialer | None = None,
 ) -> Session:
-    """Open a session over the transport asked for; ``auto`` takes shared memory if the node's own socket is here.
+    """Open a session over the transport asked for.
+
+    ``auto`` takes RDMA if this host has an active device and the node offers it, then shared memory if the node's own
+    socket is here, then TCP. Whatever of RDMA does not work (no library, memlock, GID, MTU) is logged, and the next is
+    taken.
 
     Args:
         tls: what the client was told of TLS; None for plain text over TCP. Shared memory never leaves the host.
@@ -44,7 +58,18 @@ def open_session(
     Raises:
         UnavailableError, DeadlineExceededError: the node is not reachable that way.
         UnauthenticatedError, PermissionDeniedError: the node refused the token.
+        SalternError: with ``rdma`` asked for, a reason ``RDMA_*`` that says what it lacks.
     """
+    if transport is Transport.RDMA:
+        return _open_rdma(node, grant, registry, deadline, tls)
+    if transport is Transport.AUTO and _may_use_rdma(node):
+        try:
+            return _open_rdma(node, grant, registry, deadline, tls)
+        except SalternError as error:
+            if deadline.expired or isinstance(error, UnauthenticatedError):
+                raise
+            _leave_rdma(node, time.monotonic())
+            logger.info("node %s: rdma not usable (%s: %s)", node.node_id, error.reason, error.message)
     if transport is not Transport.TCP and node.shm_path:
         if transport is Transport.SHM or _is_socket(node.shm_path):
             try:
@@ -61,6 +86,43 @@ def open_session(
         raise _no_endpoint(node, "tcp")
     return TcpSession.open(
         node.wire_endpoint, grant, deadline, node_id=node.node_id, tls=tls, server_name=node.tls_server_name
+    )
+
+
+def _may_use_rdma(node: NodeEndpoint) -> bool:
+    """Whether trying is worth it: no library is loaded and no connection made on a host without a device."""
+    if not node.wire_endpoint or os.environ.get(RDMA_DEVICE_VARIABLE) == "off":
+        return False
+    if not any(_RDMA_DEVICES.glob("*")):
+        return False
+    return time.monotonic() >= _no_rdma_until_s.get(node, 0.0)
+
+
+def _leave_rdma(node: NodeEndpoint, now_s: float) -> None:
+    for known in [known for known, until_s in list(_no_rdma_until_s.items()) if until_s <= now_s]:
+        _no_rdma_until_s.pop(known, None)
+    _no_rdma_until_s[node] = now_s + _RDMA_RETRY_S
+
+
+def _open_rdma(
+    node: NodeEndpoint, grant: Grant, registry: BufferRegistry, deadline: Deadline, tls: TlsDialer | None
+) -> Session:
+    # Here, since most hosts have no use for it.
+    from saltern.rdma import DeviceChoice
+    from saltern.transport.rdma import RdmaSession
+
+    if not node.wire_endpoint:
+        raise _no_endpoint(node, "rdma")
+    chosen = os.environ.get(RDMA_DEVICE_VARIABLE, "")
+    return RdmaSession.open(
+        node.wire_endpoint,
+        grant,
+        registry,
+        deadline,
+        node_id=node.node_id,
+        tls=tls,
+        server_name=node.tls_server_name,
+        choice=DeviceChoice.parse("" if chosen == "off" else chosen),
     )
 
 

@@ -2,7 +2,7 @@
 
 A session is one connection, one verified token, one namespace, one salt epoch (proto/WIRE.md, section 3). It is used by
 one thread at a time. Requests are pipelined: while the node works on one frame, the client prepares the next or checks
-the last. :mod:`saltern.transport.tcp` and :mod:`saltern.transport.shm` move the entries.
+the last. :mod:`saltern.transport.tcp`, :mod:`saltern.transport.shm` and :mod:`saltern.transport.rdma` move the entries.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Session(ABC):
         node: what the node calls itself.
         host: identifies the node's host and process.
         entry_max_bytes: the longest entry that the node accepts in this namespace.
+        offers_rdma: whether the node takes entries over RDMA, too.
         grant: the grant whose token the node has verified last.
         is_fresh: no request has succeeded on it yet besides HELLO.
         last_used_s: monotonic time of the last request.
@@ -94,6 +95,7 @@ class Session(ABC):
             self.close()
             raise
         self.node, self.host, self.entry_max_bytes = reply.node, reply.host, reply.entry_max_bytes
+        self.offers_rdma = reply.rdma
 
     @property
     def usable(self) -> bool:
