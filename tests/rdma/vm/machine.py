@@ -51,7 +51,7 @@ class Machine:
 
     def _arguments(self, job: Path) -> list[str]:
         accelerator = "tcg,thread=multi,tb-size=512" if self.accelerator == "tcg" else self.accelerator
-        # mitigations and random addresses cost time under emulation and protect nothing here; and a busy machine emulates
+        # mitigations and random addresses cost time under emulation and protect nothing here. A busy machine emulates
         # too slowly for the kernel's test of its timer, which would end the boot.
         append = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check random.trust_cpu=on"
         return [
