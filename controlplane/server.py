@@ -218,18 +218,17 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
                 allow_unbound_node_keys=settings.allow_unbound_node_keys,
             ),
         )
-        node_pb2_grpc.add_NodeServiceServicer_to_server(
-            NodeService(
-                database=database,
-                feed=feed,
-                keeper=leases,
-                denials=denials,
-                restored=restored,
-                allow_unbound_keys=settings.allow_unbound_node_keys,
-                clock=clock,
-            ),
-            server,
+        node_service = NodeService(
+            database=database,
+            feed=feed,
+            keeper=leases,
+            denials=denials,
+            restored=restored,
+            allow_unbound_keys=settings.allow_unbound_node_keys,
+            clock=clock,
         )
+        stack.push_async_callback(node_service.finish_reports)
+        node_pb2_grpc.add_NodeServiceServicer_to_server(node_service, server)
         health_service = await _add_health_and_reflection(server, SERVICE_NAMES)
         tls = None if settings.tls is None else ReloadingTls(settings.tls, _log)
         endpoint = bind(server, settings.listen, tls)

@@ -132,7 +132,7 @@ async def _shown(session: AsyncSession, row: Node, now: datetime, lost_after: ti
 
 
 async def _load(session: AsyncSession, node: NodeId) -> Node:
-    row = await session.get(Node, node, with_for_update=True)
+    row = await session.get(Node, node, with_for_update={"key_share": True})
     if row is None:
         raise NotFoundError(
             f"there is no node {node}", reason="NODE_NOT_FOUND", hint="see `saltern node list`", metadata={"node": node}

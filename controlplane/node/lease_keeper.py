@@ -218,7 +218,7 @@ class LeaseKeeper:
                 for row in await session.scalars(
                     select(models.Node)
                     .order_by(models.Node.id)
-                    .with_for_update()
+                    .with_for_update(key_share=True)
                     .execution_options(populate_existing=True)
                 )
             }

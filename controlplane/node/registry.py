@@ -144,12 +144,22 @@ async def require_current(
     """The row of ``node``, if ``fencing_epoch`` is its current one.
 
     Args:
-        lock: hold the row against a registration until the transaction ends.
+        lock: hold the row against a registration, and against another change of it, until the transaction ends.
 
     Raises:
         AbortedError: the node is unknown or has registered again since (reason FENCED).
     """
-    return require_epoch(await session.get(models.Node, node, with_for_update=lock), node, fencing_epoch)
+    how = {"key_share": True} if lock else None
+    return require_epoch(await session.get(models.Node, node, with_for_update=how), node, fencing_epoch)
+
+
+async def hold_epoch(session: AsyncSession, node: NodeId, fencing_epoch: int) -> models.Node:
+    """The row of ``node``, held against a registration alone: its lease is renewed meanwhile.
+
+    Raises as :func:`require_current`.
+    """
+    how = {"read": True, "key_share": True}
+    return require_epoch(await session.get(models.Node, node, with_for_update=how), node, fencing_epoch)
 
 
 def require_epoch(row: models.Node | None, node: NodeId, fencing_epoch: int) -> models.Node:

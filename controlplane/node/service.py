@@ -14,7 +14,6 @@ from controlplane.audit import DenialLog, record
 from controlplane.caller import Caller, authorise, current_caller
 from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, bump_policy_version
-from controlplane.metering import MeterIntake
 from controlplane.node import registry
 from controlplane.node.decode import decode_books, decode_facts
 from controlplane.node.identity import require_node
@@ -22,6 +21,7 @@ from controlplane.node.lease_keeper import LeaseKeeper
 from controlplane.node.policy_feed import PolicyFeed
 from controlplane.node.policy_rows import read_version
 from controlplane.node.push import NodeStream, PolicyPusher, PolicyReader
+from controlplane.node.report_intake import Report, ReportIntake
 from controlplane.restored import RestoreWatch
 from controlplane.rpc import Context, stream, unary
 from saltern.errors import InvalidArgumentError, PermissionDeniedError
@@ -56,7 +56,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._database = database
         self._allow_unbound_keys = allow_unbound_keys
         self._restored = restored
-        self._metering = MeterIntake()
+        self._reports = ReportIntake(database)
         self._feed = feed
         self._keeper = keeper
         self._denials = denials
@@ -145,15 +145,18 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             has_settled = registry.settle(row, request.settled_version)
             newest_version = await read_version(session)
             registry.renew_lease(row, now, self._keeper.lease_duration, newest_version)
-            await registry.replace_usage(session, node, books, now)
-            await self._metering.take_in(session, node, request, now)
         if request.applied_version > newest_version:
             await self._restored.told(request.applied_version)
         if has_settled:
             self._keeper.wake()
         response = node_pb2.ReportUsageResponse(lease_version=row.lease_version, policy_version=newest_version)
         response.lease_duration.FromTimedelta(self._keeper.lease_duration)
+        await self._reports.take_in(Report(node, request, books, now))
         return response
+
+    async def finish_reports(self) -> None:
+        """Return when everything that was reported is stored."""
+        await self._reports.finish()
 
     async def _authorise(self, method: str, message: _NamesNode) -> tuple[Caller, NodeId]:
         """The caller and the node that ``message`` names, if its key may serve as that; else audited (I11)."""
