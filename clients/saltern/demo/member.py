@@ -55,13 +55,14 @@ class Member:
         """Make the tenant and all that it needs, and yield it until the end of the block.
 
         Raises:
-            SalternError: the control plane refused a step.
+            SalternError: the control plane refused a step, or a node does not follow.
         """
         tenant_id, namespace_id = TenantId(tenant), NamespaceId(namespace)
         _make_tenant(admin, tenant_id, limit_bytes, reserved_bytes)
         _make_namespace(admin, tenant_id, namespace_id, block_bytes)
         secret = _make_key(admin, tenant_id)
         grant = exchange_api_key(admin.endpoint, secret, namespace_id, timeout_ms=_EXCHANGE_TIMEOUT_MS)
+        admin.wait_for_policy()  # a node that has not heard of the namespace yet would refuse it
         with Client(
             control=admin.endpoint,
             api_key=secret,
