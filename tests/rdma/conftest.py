@@ -5,11 +5,15 @@ Without a device nothing here is collected, so that ``make test`` neither fails 
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from saltern.rdma import Device
+from saltern.rdma import BINDING_NAMES, Device
+from tests.rdma.sides import close_shared_devices, resources
 
 _HAS_DEVICE = any(port.is_active for port in Device.discover())
 #: In the guest a missing device is a fault of the recipe, not a reason to pass.
@@ -25,3 +29,26 @@ def pytest_report_header() -> list[str]:
 @pytest.fixture(scope="session", autouse=True)
 def _device_there() -> None:
     assert _HAS_DEVICE, "the guest has no active RDMA device"
+
+
+@pytest.fixture(params=BINDING_NAMES)
+def binding(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_left() -> Iterator[None]:
+    """No file of tests leaves a queue pair, queue, region, domain or descriptor behind."""
+    if not _HAS_DEVICE:
+        yield
+        return
+    device = Device.discover()[0].device
+    before = resources(device), _open_files()
+    yield
+    close_shared_devices()
+    gc.collect()
+    assert (resources(device), _open_files()) == before

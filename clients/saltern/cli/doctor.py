@@ -68,10 +68,11 @@ def _print_table(settings: Settings, findings: list[Finding]) -> None:
 
 def _examine(settings: Settings, namespace_id: NamespaceId | None) -> Iterator[Finding]:
     from saltern.admin_client import AdminClient
-    from saltern.cli import host_facts
+    from saltern.cli import host_facts, rdma_facts
 
     yield from host_facts.packages()
     yield from host_facts.host()
+    yield from rdma_facts.examine()
     try:
         target = find_target(settings)
         client = AdminClient(target.control, target.api_key, deadline_ms=settings.deadline_ms, tls=target.tls)

@@ -11,6 +11,7 @@ import hashlib
 import shlex
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Final
@@ -37,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.rdma.vm", description=__doc__)
     parser.add_argument("--install", action="store_true", help="apt-get install what this machine lacks (root)")
     parser.add_argument("--required", action="store_true", help="fail instead of skipping")
-    parser.add_argument("--limit-s", type=float, default=240, help="time for the guest (default: %(default)s)")
+    parser.add_argument("--limit-s", type=float, default=600, help="time for the guest (default: %(default)s)")
     parser.add_argument("--memory-mib", type=int, default=2048)
     parser.add_argument("--accelerator", choices=("tcg", "kvm"), default="tcg")
     parser.add_argument("--command", help="run this bash command in the repository instead of the tests")
@@ -53,7 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     machine = Machine(prepared, memory_mib=options.memory_mib, accelerator=options.accelerator)
     started_s = time.monotonic()
     try:
-        status = machine.run(_in_repository(command), BUILD / "job", options.limit_s)
+        with tempfile.TemporaryDirectory(prefix="job-", dir=BUILD) as job:  # of its own: two runs may overlap
+            status = machine.run(_in_repository(command), Path(job), options.limit_s)
     except (TimeoutError, RuntimeError) as error:
         print(f"test-rdma: FAILED: {error}", file=sys.stderr)
         return 1

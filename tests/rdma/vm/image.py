@@ -27,7 +27,7 @@ MODULES: Final = (
     "ib_uverbs",
     "rdma_rxe",
 )
-#: Folders of the kernel package that these and their dependencies are in; reading every module would take seconds.
+#: Folders that these and their dependencies are in; reading every module would take seconds.
 _FOLDERS: Final = (
     "infiniband",
     "9p",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -36,7 +37,7 @@ from pyverbs.wr import SGE, RecvWR, SendWR
 
 from saltern.rdma.bindings.interface import Handle, Path, RawCompletion, Registration, VerbsError
 from saltern.rdma.splitting import Chain
-from saltern.rdma.values import MTUS_BYTES, Access, DeviceLimits
+from saltern.rdma.values import MTUS_BYTES, Access, DeviceLimits, LocalSpan
 
 try:
     from pyverbs.mr import DmaBufMR
@@ -44,6 +45,8 @@ except ImportError:
     DmaBufMR = None
 
 _DESCRIPTORS: Final = FilePath("/proc/self/fd")
+#: A request must be made with a span; one that moves nothing is told afterwards that it has none.
+_NO_SPAN: Final = (LocalSpan(0, 0, 0),)
 _channels: Final = threading.Lock()
 
 
@@ -207,18 +210,19 @@ class PyverbsBinding:
         previous = None
         try:
             for number, request in enumerate(chain, 1):
-                spans = [SGE(span.address, span.length_bytes, span.local_key) for span in request.local]
+                spans = [SGE(span.address, span.length_bytes, span.local_key) for span in request.local or _NO_SPAN]
                 made.extend(spans)
                 flags = enums.IBV_SEND_SIGNALED if number == len(chain) else 0
                 work = SendWR(
                     wr_id=request_id,
                     opcode=int(request.verb),
                     num_sge=len(spans),
-                    sg=spans or None,
-                    imm_data=request.immediate,
+                    sg=spans,
+                    imm_data=socket.htonl(request.immediate),  # it passes the bytes on as they are
                     send_flags=flags,
                 )
                 made.append(work)
+                work.num_sge = len(request.local)
                 work.set_wr_rdma(request.remote_key, request.remote_address)
                 if previous is None:
                     first = work
@@ -234,13 +238,16 @@ class PyverbsBinding:
 
     def post_receives(self, queue_pair: Handle, request_ids: Sequence[int]) -> None:
         for request_id in request_ids:
-            work = RecvWR(wr_id=request_id, num_sge=0, sg=None)
+            span = SGE(0, 0, 0)
+            work = RecvWR(wr_id=request_id, num_sge=1, sg=[span])
+            work.num_sge = 0
             try:
                 queue_pair.post_recv(work)
             except PyverbsError as error:
                 raise _fault("ibv_post_recv", error) from error
             finally:
                 work.close()
+                span.close()
 
 
 def _close(verb: str, handle: Any) -> None:
@@ -258,7 +265,7 @@ def _raw(entry: Any) -> RawCompletion:
         qpn=entry.qp_num,
         opcode=entry.opcode,
         byte_count=entry.byte_len,
-        immediate=entry.imm_data if told else None,
+        immediate=socket.ntohl(entry.imm_data) if told else None,
         vendor_error=entry.vendor_err,
     )
 

@@ -1,0 +1,49 @@
+"""The kernel's tables, from a folder that looks as Linux's does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from saltern.rdma import Gid, GidEntry, GidType, LinkLayer
+from saltern.rdma.sysfs import read_network_mtu_bytes, read_ports
+
+ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+def add_port(root: Path, name: str, rows: list[tuple[str, str, str]], *, state: str, layer: str) -> None:
+    folder = root / name / "ports" / "1"
+    write(folder / "state", state)
+    write(folder / "link_layer", layer)
+    for index, (gid, kind, network_device) in enumerate(rows):
+        write(folder / "gids" / str(index), gid)
+        if gid != ZERO:
+            write(folder / "gid_attrs" / "types" / str(index), kind)
+            if network_device:
+                write(folder / "gid_attrs" / "ndevs" / str(index), network_device)
+
+
+def test_ports_are_read_with_types_and_network_devices(tmp_path: Path) -> None:
+    rows = [(ZERO, "", "")] * 9 + [("0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", "eth0")]
+    rows.insert(0, ("fe80:0000:0000:0000:0000:0000:0000:0001", "IB/RoCE v1", ""))
+    add_port(tmp_path, "mlx5_1", rows, state="4: ACTIVE", layer="Ethernet")
+    add_port(tmp_path, "mlx5_0", [("fe80::1", "IB/RoCE v1", "")], state="1: DOWN", layer="InfiniBand")
+    first, second = read_ports(tmp_path)
+    assert (first.device, first.is_active, first.link_layer) == ("mlx5_0", False, LinkLayer.INFINIBAND)
+    assert first.gids == (GidEntry(0, Gid.parse("fe80::1"), GidType.INFINIBAND),)
+    assert (second.device, second.is_active, second.link_layer) == ("mlx5_1", True, LinkLayer.ETHERNET)
+    assert second.gids == (
+        GidEntry(0, Gid.parse("fe80::1"), GidType.ROCE_V1),
+        GidEntry(10, Gid.parse("::ffff:10.0.0.1"), GidType.ROCE_V2, "eth0"),
+    )
+
+
+def test_a_machine_without_rdma_has_no_ports(tmp_path: Path) -> None:
+    assert read_ports(tmp_path / "class" / "infiniband") == ()
+    assert read_network_mtu_bytes("eth0", tmp_path) is None
+    write(tmp_path / "eth0" / "mtu", "1500")
+    assert read_network_mtu_bytes("eth0", tmp_path) == 1500
