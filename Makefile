@@ -12,7 +12,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rdma sim sim-leases isolation chaos faults noisy lint format bench bench-scale bench-peers bench-control bench-placement bench-policy core-cost ssd-cost proto proto-check clean
+.PHONY: help setup demo test test-rdma sim sim-leases isolation chaos faults noisy cli-reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -53,6 +53,9 @@ faults: setup  ## kill, pause, cut and slow a node, a control plane and Postgres
 
 noisy: setup  ## a tenant alone, then beside one that floods: its hit rate and latency
 	@$(BIN)/python -m tests.noisy $(NOISY_ARGS)
+
+cli-reference: setup  ## write the reference of docs/cli.md from the commands
+	@$(BIN)/python -m saltern.cli.reference docs/cli.md
 
 lint: setup proto-check  ## ruff, mypy --strict, import contracts, buf lint, generated code compared
 	@$(BIN)/ruff check --quiet .
