@@ -38,12 +38,10 @@ from saltern.cli.tenant import tenant
 from saltern.cli.usage import usage
 from saltern.errors import InvalidArgumentError, SalternError
 
-_COMPLETION_VARIABLE = "_SALTERN_COMPLETE"
+_COMPLETION_VARIABLE = "_SALTERN_COMPLETE"  # as in saltern.cli.completion, which is imported only where it is needed
 _EPILOG = (
     "Commands find a local `saltern up` by themselves. Elsewhere: --control HOST:PORT --api-key-file FILE. "
-    'Completion: eval "$(_SALTERN_COMPLETE=bash_source saltern)" (or zsh_source, fish_source). '
-    "Exit codes: 0 done, 1 internal, 2 usage, 3 not found or not permitted, 4 not authenticated, 5 precondition, "
-    "6 quota, 7 unavailable, 8 an audit trail that does not verify, 130 interrupted."
+    'Completion: eval "$(saltern completion bash)" (or zsh, fish).'
 )
 
 
@@ -82,6 +80,7 @@ for command in (
     audit,
     DeferredCommand("apply", "saltern.cli.apply:apply", "Make a deployment what files say."),
     DeferredCommand("export-config", "saltern.cli.apply:export_config", "Write tenants as a file for apply."),
+    DeferredCommand("completion", "saltern.cli.completion:completion", "Print what makes a shell complete."),
     DeferredCommand("doctor", "saltern.cli.doctor:doctor", "Check everything between here and the cache."),
     DeferredCommand("demo", "saltern.demo.command:demo", "Show two tenants on one node, end to end, with proofs."),
     DeferredCommand("bench", "saltern.bench.command:bench", "Measure speed beside the machine's own limits."),
@@ -92,7 +91,9 @@ for command in (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; the only place that turns an error into one."""
     if _COMPLETION_VARIABLE in os.environ:
-        cli.main(prog_name="saltern", complete_var=_COMPLETION_VARIABLE)
+        from saltern.cli.completion import complete
+
+        complete(cli.main)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show must not end the command

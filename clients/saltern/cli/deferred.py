@@ -8,9 +8,21 @@ from typing import Any, Final
 
 import click
 
+from saltern.cli.settings import Command, Group, format_examples
 from saltern.errors import FailedPreconditionError
 
 ENTRY_POINT_GROUP: Final = "saltern.commands"
+
+
+class _WithExamples(click.Command):
+    """A plain command with the end of the help that ours have."""
+
+    def __init__(self, command: click.Command) -> None:
+        self.__dict__.update(command.__dict__)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        format_examples(ctx, formatter)
 
 
 class DeferredCommand(click.Command):
@@ -24,7 +36,7 @@ class DeferredCommand(click.Command):
         module, _, attribute = self._target.partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
-        return command
+        return command if isinstance(command, Command | Group) else _WithExamples(command)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -46,4 +58,4 @@ class ServerCommand(DeferredCommand):
             )
         command = found[0].load()
         assert isinstance(command, click.Command)
-        return command
+        return _WithExamples(command)

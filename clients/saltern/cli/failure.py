@@ -23,6 +23,11 @@ from typing import Final
 
 from saltern.errors import SalternError, StatusCode
 
+#: For the end of every help.
+EXIT_CODES_TEXT: Final = (
+    "0 done, 1 internal, 2 usage, 3 not found or not permitted, 4 not authenticated, 5 precondition or conflict,"
+    " 6 quota, 7 unavailable or late, 8 an audit trail that does not verify, 130 interrupted."
+)
 EXIT_OK: Final = 0
 EXIT_INTERNAL: Final = 1
 EXIT_USAGE: Final = 2

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from saltern.cli.confirmation import confirm, yes_option
+from saltern.cli.parameters import NODE
 from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json, print_messages
 from saltern.cli.settings import Command, Group, settings_of
 from saltern.cli.stack import connect
 from saltern.cli.waiting import wait_option
-from saltern.names import node_name, parse_node_id
+from saltern.names import NodeId, node_name
 from saltern.sizes import format_size
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def list_nodes(ctx: click.Context) -> None:
 
 
 @node.command("cordon", cls=Command)
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @wait_option
 @click.pass_context
 def cordon(ctx: click.Context, node_id: str) -> None:
@@ -68,12 +69,12 @@ def cordon(ctx: click.Context, node_id: str) -> None:
     from saltern.admin_client import new_request_id
 
     admin = connect(ctx)
-    request = CordonNodeRequest(name=node_name(parse_node_id(node_id)), request_id=new_request_id())
+    request = CordonNodeRequest(name=node_name(NodeId(node_id)), request_id=new_request_id())
     _print(ctx, admin.call(admin.nodes.CordonNode, request))
 
 
 @node.command("drain", cls=Command)
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @wait_option
 @click.pass_context
 def drain(ctx: click.Context, node_id: str) -> None:
@@ -85,12 +86,12 @@ def drain(ctx: click.Context, node_id: str) -> None:
     from saltern.admin_client import new_request_id
 
     admin = connect(ctx)
-    request = DrainNodeRequest(name=node_name(parse_node_id(node_id)), request_id=new_request_id())
+    request = DrainNodeRequest(name=node_name(NodeId(node_id)), request_id=new_request_id())
     _print(ctx, admin.call(admin.nodes.DrainNode, request))
 
 
 @node.command("uncordon", cls=Command)
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @wait_option
 @click.pass_context
 def uncordon(ctx: click.Context, node_id: str) -> None:
@@ -99,12 +100,12 @@ def uncordon(ctx: click.Context, node_id: str) -> None:
     from saltern.admin_client import new_request_id
 
     admin = connect(ctx)
-    request = UncordonNodeRequest(name=node_name(parse_node_id(node_id)), request_id=new_request_id())
+    request = UncordonNodeRequest(name=node_name(NodeId(node_id)), request_id=new_request_id())
     _print(ctx, admin.call(admin.nodes.UncordonNode, request))
 
 
 @node.command("remove", cls=Command)
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @yes_option
 @wait_option
 @click.pass_context
@@ -114,7 +115,7 @@ def remove(ctx: click.Context, node_id: str, yes: bool) -> None:
     from saltern.admin_client import new_request_id
 
     admin = connect(ctx)
-    name = node_name(parse_node_id(node_id))
+    name = node_name(NodeId(node_id))
     confirm(yes, f"Remove {name}?")
     admin.call(admin.nodes.RemoveNode, RemoveNodeRequest(name=name, request_id=new_request_id()))
     if settings_of(ctx).json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,6 +20,9 @@ from saltern.names import (
     parse_tenant_id,
 )
 from saltern.sizes import parse_size
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _DURATION: Final = re.compile(r"([0-9]{1,9})(s|m|h|d)", re.ASCII)
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -38,7 +41,20 @@ class ParameterError(click.BadParameter):
 
 
 class _Parsed(click.ParamType[Any]):
-    """A parameter whose parser raises SalternError; click then adds the option that it belongs to."""
+    """A parameter whose parser raises SalternError; click then adds the option that it belongs to.
+
+    ``completes``: the function of :mod:`saltern.cli.completion` that knows names of its kind; empty for none.
+    """
+
+    completes = ""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        if not self.completes:
+            return []
+        from saltern.cli import completion
+
+        items: list[CompletionItem] = getattr(completion, self.completes)(ctx, incomplete)
+        return items
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -52,6 +68,7 @@ class _Parsed(click.ParamType[Any]):
 
 
 class TenantParameter(_Parsed):
+    completes = "tenants"
     name = "tenant"
 
     def parse(self, value: str) -> TenantId:
@@ -59,6 +76,7 @@ class TenantParameter(_Parsed):
 
 
 class NamespaceParameter(_Parsed):
+    completes = "namespaces"
     name = "namespace"
 
     def parse(self, value: str) -> NamespaceId:
@@ -68,6 +86,7 @@ class NamespaceParameter(_Parsed):
 class GroupParameter(_Parsed):
     """A sharing group, ``owner/group`` or its full name, as its full name."""
 
+    completes = "groups"
     name = "sharing group"
 
     def parse(self, value: str) -> str:
@@ -80,6 +99,7 @@ class GroupParameter(_Parsed):
 class MemberParameter(_Parsed):
     """A namespace of any tenant, ``tenant/namespace`` or its full name, as its full name."""
 
+    completes = "members"
     name = "member"
 
     def parse(self, value: str) -> str:
@@ -92,8 +112,9 @@ class MemberParameter(_Parsed):
 class IdentifierParameter(_Parsed):
     """Another identifier, such as an API key's; ``what`` names it in errors."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, completes: str = "") -> None:
         self.name = what
+        self.completes = completes
 
     def parse(self, value: str) -> str:
         return parse_identifier(value, what=self.name)
@@ -150,8 +171,8 @@ TENANT: Final = TenantParameter()
 NAMESPACE: Final = NamespaceParameter()
 GROUP: Final = GroupParameter()
 MEMBER: Final = MemberParameter()
-API_KEY_ID: Final = IdentifierParameter("API key")
-NODE: Final = IdentifierParameter("node")
+API_KEY_ID: Final = IdentifierParameter("API key", "api_keys")
+NODE: Final = IdentifierParameter("node", "nodes")
 SIZE: Final = SizeParameter()
 LIMIT: Final = LimitParameter()
 DURATION: Final = DurationParameter()

@@ -158,6 +158,23 @@ class _WithGlobalOptions(click.Command):
                 with formatter.section(title):
                     formatter.write_dl(records)
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        format_examples(ctx, formatter)
+
+
+def format_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """What ends every help: examples, where there are any, and the exit codes."""
+    from saltern.cli.examples import examples_of
+    from saltern.cli.failure import EXIT_CODES_TEXT
+
+    if examples := examples_of(ctx.command_path):
+        with formatter.section("Examples"):
+            for line in examples:
+                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")  # as it is typed, however long
+    with formatter.section("Exit codes"):
+        formatter.write_text(EXIT_CODES_TEXT)
+
 
 class Command(_WithGlobalOptions):
     """A leaf command of ours."""

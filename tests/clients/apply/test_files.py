@@ -20,6 +20,7 @@ from saltern.errors import FailedPreconditionError, InvalidArgumentError
 from saltern.names import NamespaceId, TenantId
 from saltern.sizes import parse_size
 from tests.clients.apply.test_planner import EVERYTHING, Service, any_declaration, carry_out
+from tests.docs.markdown import blocks
 
 HEAD = "apiVersion: saltern/v1\nkind: Tenant\nname: acme\n"
 WHOLE = """\
@@ -220,3 +221,11 @@ def test_numbers_read_back_exactly(size_bytes: int, duration_s: int, time_s: int
     if duration_s < 10**9:
         assert parse_duration_s(format_duration(duration_s)) == duration_s
     assert parse_time_s(format_time(time_s)) == time_s
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"), [("docs/apply.md", "What a file may say"), ("docs/operating.md", "Tenants as files")]
+)
+def test_the_files_in_the_documentation_are_read(page: str, heading: str) -> None:
+    (text,) = blocks(page, heading, "yaml")
+    assert list(read(text).tenants) == ["acme"]
