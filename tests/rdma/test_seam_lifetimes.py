@@ -164,7 +164,7 @@ def test_what_a_region_can_be_of(binding: str) -> None:
 
 
 def test_dmabuf_is_refused_clearly_where_the_device_does_not_offer_it(binding: str) -> None:
-    with closing(ProtectionDomain(shared_device(binding))) as domain, open("/dev/zero", "rb") as file:
+    with closing(ProtectionDomain(shared_device(binding))) as domain, Path("/dev/zero").open("rb") as file:
         with pytest.raises(FailedPreconditionError) as caught:
             Region.from_dmabuf(domain, file.fileno(), 4096)
         assert caught.value.reason == "RDMA_DMABUF_NOT_OFFERED"

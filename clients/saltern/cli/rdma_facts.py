@@ -14,7 +14,7 @@ from saltern.rdma.bindings import load_binding
 from saltern.rdma.sysfs import read_network_mtu_bytes
 from saltern.sizes import format_size
 
-#: Fixes device, port and GID index here, as ``--rdma-device`` does for a node.
+#: What clients on this machine go by: device, port and GID index, or ``off``.
 DEVICE_ENVIRONMENT: Final = "SALTERN_RDMA_DEVICE"
 #: What a node registers at the least is its arena; below this not even a small one fits.
 _MEMLOCK_MIN_BYTES: Final = 1 << 30
@@ -29,9 +29,13 @@ def examine() -> Iterator[Finding]:
     if not ports:
         yield ok("RDMA", "no device here; shared memory and TCP need none")
         return
+    named = os.environ.get(DEVICE_ENVIRONMENT, "")
+    if named == "off":
+        yield ok("RDMA", f"not used: {DEVICE_ENVIRONMENT} is off")
+        return
     yield _library()
     try:
-        chosen = choose(ports, DeviceChoice.parse(os.environ.get(DEVICE_ENVIRONMENT, "")))
+        chosen = choose(ports, DeviceChoice.parse(named))
     except SalternError as error:
         yield failed("RDMA device", error)
         return
