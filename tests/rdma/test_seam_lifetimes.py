@@ -25,6 +25,7 @@ from saltern.rdma import (
     Region,
     Write,
 )
+from saltern.rdma.bindings import load_binding
 from saltern.rdma.splitting import Request, Verb
 from tests.rdma.sides import Side, close_shared_devices, connected, in_child, shared_device
 
@@ -172,6 +173,7 @@ def test_dmabuf_is_refused_clearly_where_the_device_does_not_offer_it(binding: s
 
 def test_too_little_lockable_memory_is_said(binding: str) -> None:
     def child() -> None:
+        load_binding(binding)
         _become_nobody(memlock_bytes=1 << 20)
         with Device(binding=binding) as device, ProtectionDomain(device) as domain:
             Region(domain, bytearray(1 << 18)).close()
@@ -195,6 +197,7 @@ def test_a_device_that_this_user_may_not_open_is_said(binding: str) -> None:
             node.chmod(0o600)
 
         def child() -> None:
+            load_binding(binding)
             _become_nobody(memlock_bytes=1 << 20)
             _refused("RDMA_NOT_PERMITTED", lambda: Device(binding=binding))
 
@@ -222,6 +225,7 @@ def test_what_cannot_be_chosen_or_reached_is_refused(binding: str) -> None:
 
 
 def _become_nobody(memlock_bytes: int) -> None:
+    """What has not been imported by now may be out of reach: this interpreter can be in root's own folder."""
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock_bytes, memlock_bytes))
     os.setgid(65534)
     os.setuid(65534)
