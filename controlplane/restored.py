@@ -19,6 +19,7 @@ What else is lost with a backup only people can make up for: docs/operating.md, 
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,7 @@ from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, ServiceScope, ServiceTask, bump_policy_version, models
 from controlplane.db.locks import lock_leases
 from controlplane.files import write_private_file
+from saltern.names import NodeId, node_name
 
 FILE_NAME: Final = "newest-policy"
 INTERVAL_S: Final = 2.0
@@ -40,6 +42,8 @@ METHOD: Final = "saltern.control.RestoreWatch/DatabaseRestored"
 RESOURCE: Final = "policy"
 #: More changes than are ever lost with a backup, and than nodes that were cut off can be ahead.
 GAP: Final = 2**20
+#: A node's word is taken at most once in so long.
+TOLD_EVERY: Final = timedelta(hours=1)
 #: No deployment gets there; what says that it has is wrong and must not use up the versions that there are.
 _VERSION_MAX: Final = 2**60
 _SCOPE: Final = ServiceScope(ServiceTask.RESTORE)
@@ -60,6 +64,7 @@ class RestoreWatch:
         self._clock = clock
         self._written = _read(self._file)
         self._seen = self._written
+        self._told_time: datetime | None = None
 
     async def run(self) -> None:
         """Look every two seconds, until cancelled, through every absence of the database."""
@@ -70,8 +75,12 @@ class RestoreWatch:
             except (SQLAlchemyError, OSError) as error:
                 _log.warning("newest policy version not noted", error_type=type(error).__name__)
 
-    async def told(self, version: int) -> None:
-        """A node says that it goes by policy ``version``, which this database may not have come to."""
+    async def told(self, version: int, node: NodeId) -> None:
+        """``node`` says that it goes by policy ``version``, which this database may not have come to.
+
+        Its word ends every token, so it is taken seldom, and the trail says whose it was: no node that follows the
+        policy has two restores to tell of within ``TOLD_EVERY``.
+        """
         if version <= self._seen:
             return
         if version > _VERSION_MAX:
@@ -80,14 +89,26 @@ class RestoreWatch:
         async with self._database.transaction() as session:
             if version <= await _version(session):
                 return  # nothing but a moment older than what another control plane has pushed
+        now = self._clock()
+        if self._told_time is not None and now - self._told_time < TOLD_EVERY:
+            _log.error(
+                "a node names a policy version of no history, again: it is not believed",
+                node=node,
+                policy_version=version,
+            )
+            return
+        self._told_time = now
         self._seen = max(self._seen, version)
-        await self.look()
+        await self.look(told_by=node)
 
-    async def look(self) -> bool:
-        """Compare, and move past a lost history; return whether there was one. Raises what the database raises."""
+    async def look(self, *, told_by: str = "") -> bool:
+        """Compare, and move past a lost history; return whether there was one. Raises what the database raises.
+
+        ``told_by``: the node that has told of it, if one has.
+        """
         async with self._database.transaction() as session:
             version = await _version(session)
-        was_restored = version < self._seen and await self._move_past(self._seen)
+        was_restored = version < self._seen and await self._move_past(self._seen, told_by)
         if not was_restored:
             self._seen = max(self._seen, version)
         if self._seen > self._written:
@@ -95,7 +116,7 @@ class RestoreWatch:
             self._written = self._seen
         return was_restored
 
-    async def _move_past(self, lost_version: int) -> bool:
+    async def _move_past(self, lost_version: int, told_by: str) -> bool:
         """One of many control planes does it; all in one transaction (I11)."""
         now = self._clock()
         async with self._database.transaction(_SCOPE) as session:
@@ -123,7 +144,7 @@ class RestoreWatch:
                 resource=RESOURCE,
                 now=now,
                 before={"policy_version": before, "policy_version_seen": lost_version},
-                after={"nodes_fenced": len(nodes)},
+                after={"nodes_fenced": len(nodes), "told_by": node_name(NodeId(told_by)) if told_by else ""},
                 bump_policy=bump,
             )
         _log.error(

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Final
 
@@ -21,12 +24,15 @@ from controlplane.node.policy_rows import read_version
 from controlplane.rpc import Context
 from saltern.admin.v1 import policy_pb2, policy_pb2_grpc
 from saltern.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
-from saltern.names import NodeId
+from saltern.names import NodeId, TenantId
 from saltern.policy_version import WAIT_DEFAULT_S, WAIT_MAX_S
 from tenants.roles import Permission
 
-#: At a time, in one process.
+#: At a time, in one process: of all callers, of all tenants together, of one tenant. A wait looks at the database again
+#: and again, and tenants leave room for the platform's own.
 WAITS_MAX: Final = 256
+TENANTS_WAITS_MAX: Final = 192
+TENANT_WAITS_MAX: Final = 8
 #: Nodes whose streams another control plane holds wake nobody here.
 _LOOK_FIRST_S: Final = 0.05
 _LOOK_MAX_S: Final = 0.5
@@ -38,7 +44,7 @@ class PolicyService(AdminServicer, policy_pb2_grpc.PolicyServiceServicer):
 
     def __init__(self, parts: AdminParts) -> None:
         super().__init__(parts)
-        self._waits = 0
+        self._waits: Counter[TenantId | None] = Counter()
 
     @method
     async def WaitForPolicy(
@@ -47,21 +53,31 @@ class PolicyService(AdminServicer, policy_pb2_grpc.PolicyServiceServicer):
         caller = authorise(Permission.TENANTS_READ, current_caller().tenant)
         timeout_s = _parse_timeout(request.timeout) if request.HasField("timeout") else WAIT_DEFAULT_S
         version = await self._wanted(request.version)
-        if self._waits >= WAITS_MAX:
+        with self._place(caller.tenant):
+            reached = await self._wait(version, timeout_s, caller)
+        return policy_pb2.WaitForPolicyResponse(
+            version=version, acknowledged_nodes=len(reached.acknowledged), expired_nodes=len(reached.expired)
+        )
+
+    @contextmanager
+    def _place(self, tenant: TenantId | None) -> Iterator[None]:
+        """A place among those who wait, for the time of the block; raises ResourceExhaustedError (TOO_MANY_WAITS)."""
+        waits = self._waits.total()
+        limit = WAITS_MAX if tenant is None else TENANTS_WAITS_MAX
+        if waits >= limit or (tenant is not None and self._waits[tenant] >= TENANT_WAITS_MAX):
             raise ResourceExhaustedError(
-                f"{self._waits} calls wait for policies already",
+                "as many calls as may wait for policies already",
                 reason="TOO_MANY_WAITS",
                 hint="wait for the newest of several changes only",
                 retry_after_ms=1000,
             )
-        self._waits += 1
+        self._waits[tenant] += 1
         try:
-            reached = await self._wait(version, timeout_s, caller)
+            yield
         finally:
-            self._waits -= 1
-        return policy_pb2.WaitForPolicyResponse(
-            version=version, acknowledged_nodes=len(reached.acknowledged), expired_nodes=len(reached.expired)
-        )
+            self._waits[tenant] -= 1
+            if not self._waits[tenant]:
+                del self._waits[tenant]
 
     async def _wanted(self, version: int) -> int:
         """Raises InvalidArgumentError: POLICY_VERSION_UNKNOWN: no change has been answered with it."""

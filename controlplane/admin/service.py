@@ -73,12 +73,15 @@ class Witness:
     Attributes:
         before, after: the resource as that tenant sees it.
         resource: its name, where that is not the one acted upon.
+        is_there: there is such a tenant, with a chain. Who acts must not learn whether there is (I2), and is told the
+            policy version, so that rises for a tenant that is not there as well.
     """
 
     tenant: TenantId
     before: Message | None = None
     after: Message | None = None
     resource: str = ""
+    is_there: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +154,9 @@ class AdminServicer:
             change = await act(session, now)
             await session.flush()
             if change.witnesses:  # every chain before the policy version, as ``controlplane.db.locks`` has it
-                await lock_audit_chains(session, [str(change.tenant), *(one.tenant for one in change.witnesses)])
+                await lock_audit_chains(
+                    session, [str(change.tenant), *(one.tenant for one in change.witnesses if one.is_there)]
+                )
             changed = change.tenant if change.witnesses else _tenant_of(change.resource)
             await record(
                 session,
@@ -166,9 +171,12 @@ class AdminServicer:
                 bump_policy=lambda: bump_policy_version(session, now, changed),
             )
             for witness in change.witnesses:
-                await _record_for(
-                    session, witness, resource=change.resource, method=full_method, caller=caller, now=now
-                )
+                if witness.is_there:
+                    await _record_for(
+                        session, witness, resource=change.resource, method=full_method, caller=caller, now=now
+                    )
+                else:
+                    await bump_policy_version(session, now, change.tenant)
             if request_id is not None:
                 await store_response(
                     session,
@@ -300,10 +308,13 @@ def require_room(count: int, limit: int, what: str, owner: str) -> None:
 
 def _resource_of(request: Any) -> str:
     """What a request is about, for the record of a denied attempt."""
-    for path in ("name", "parent", "tenant.name", "quota.name", "salt_policy.name", "tenant"):
-        value = request
-        for part in path.split("."):
-            value = getattr(value, part, None)
+    bodies = (value for _, value in request.ListFields() if isinstance(value, Message))
+    for value in (
+        *(getattr(request, name, "") for name in ("name", "parent")),
+        *(getattr(body, "name", "") for body in bodies),  # of what an update changes
+        getattr(request, "tenant", ""),
+    ):
         if isinstance(value, str) and value:
             return value
-    return ""
+    tenant_id = getattr(request, "tenant_id", "")  # of one that was to be made
+    return tenant_name(TenantId(tenant_id)) if tenant_id else ""

@@ -8,6 +8,7 @@ policy of each.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from datetime import datetime
 from typing import TypeAlias, TypeVar
 from uuid import uuid4
@@ -174,8 +175,9 @@ class SharingGroupService(AdminServicer, sharing_groups_pb2_grpc.SharingGroupSer
             group.row.revision += 1
             # I2: nothing in the answer, and no refusal, depends on whether the tenant is there. Its own chain does.
             witnesses = []
-            if tenant != owner and await session.get(Tenant, tenant) is not None:
-                witnesses.append(Witness(tenant, None, view(group, tenant)))
+            if tenant != owner:
+                is_there = await session.get(Tenant, tenant) is not None
+                witnesses.append(Witness(tenant, None, view(group, tenant), is_there=is_there))
             after = _seen(group, owner)
             return Change(
                 tenant=owner,
@@ -276,8 +278,8 @@ class SharingGroupService(AdminServicer, sharing_groups_pb2_grpc.SharingGroupSer
             member = group.find(tenant, namespace_id)
             if member is None:
                 raise absent(caller, request.namespace)
-            if await session.get(Tenant, tenant) is not None:
-                touched.add(tenant)
+            is_there = await session.get(Tenant, tenant) is not None
+            touched.add(tenant)
             before = views(group, touched)
             was_member = member.accept_time is not None
             await _take_out(session, group, member)
@@ -286,7 +288,8 @@ class SharingGroupService(AdminServicer, sharing_groups_pb2_grpc.SharingGroupSer
             else:
                 group.row.revision += 1
                 touched = {owner, tenant} & touched  # an invitation was nobody else's business
-            return _change_of(group, owner, before, touched, response=_seen(group, owner))
+            absent_tenants = set() if is_there else {tenant}
+            return _change_of(group, owner, before, touched, absent_tenants, response=_seen(group, owner))
 
         return await self._change("RemoveMember", request, _Group, act, scope=scope_for(owner))
 
@@ -368,9 +371,18 @@ def _seen(group: Group, tenant: TenantId) -> _Group:
 
 
 def _change_of(
-    group: Group, tenant: TenantId, before: dict[TenantId, _Group], touched: set[TenantId], *, response: _ResponseT
+    group: Group,
+    tenant: TenantId,
+    before: dict[TenantId, _Group],
+    touched: set[TenantId],
+    absent_tenants: Set[TenantId] = frozenset(),
+    *,
+    response: _ResponseT,
 ) -> Change[_ResponseT]:
-    """The change of a group that ``tenant`` made: what each tenant that it touches saw before and sees now."""
+    """The change of a group that ``tenant`` made: what each tenant that it touches saw before and sees now.
+
+    ``absent_tenants``: those of ``touched`` that are not there.
+    """
     after = views(group, touched)
     return Change(
         tenant=tenant,
@@ -378,5 +390,8 @@ def _change_of(
         response=response,
         before=before.get(tenant),
         after=after.get(tenant),
-        witnesses=[Witness(one, before.get(one), after.get(one)) for one in sorted(touched - {tenant})],
+        witnesses=[
+            Witness(one, before.get(one), after.get(one), is_there=one not in absent_tenants)
+            for one in sorted(touched - {tenant})
+        ],
     )

@@ -7,6 +7,7 @@ the credentials can. Copied into a folder it is what ``saltern audit verify`` re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -17,6 +18,7 @@ from saltern.objects import ObjectFolder
 
 _DIGITS: Final = 12
 _SUFFIX: Final = ".jsonl"
+_NUMBERED: Final = re.compile(rf"/([0-9]{{{_DIGITS}}}){re.escape(_SUFFIX)}$", re.ASCII)
 _PROBE: Final = "write-probe"
 
 
@@ -71,7 +73,8 @@ class ObjectSink:
 
     def _page(self, chain: str, after: int) -> list[int]:
         names = next(self._folder.names(f"{chain}/", after=_name(chain, after)), [])
-        return [int(name.rpartition("/")[2].removesuffix(_SUFFIX)) for name in names if name.endswith(_SUFFIX)]
+        # What else lies there, whoever put it there, is no checkpoint and stops none.
+        return [int(match[1]) for match in map(_NUMBERED.search, names) if match]
 
 
 def _name(chain: str, number: int) -> str:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
+import stat
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 from typing import Any, Final, TypeVar
 
@@ -27,6 +30,7 @@ _PAUSES_S: Final = (0.1, 0.3, 1.0, 2.0)
 _SERVICE: Final = "/v2.KeyManagementService"
 _MESSAGE_MAX_BYTES: Final = 64 * 1024
 _SCHEME: Final = "unix://"
+_ROOT: Final = 0
 _RETRIED: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 _ResponseT = TypeVar("_ResponseT", bound=Message)
 
@@ -70,6 +74,7 @@ class KmsClient:
                 " use the key",
             )
         self.endpoint = endpoint
+        self._path = path
         self._deadline_s = deadline_s
         self._channel = grpc.aio.insecure_channel(
             f"unix:{path}",
@@ -84,6 +89,24 @@ class KmsClient:
 
     async def close(self) -> None:
         await self._channel.close()
+
+    def _require_trusted_socket(self) -> None:
+        """Sealing shows a key to whoever listens, so a socket that anybody may have put there is not called.
+
+        Raises:
+            FailedPreconditionError: reason KMS_SOCKET_UNTRUSTED.
+        """
+        try:
+            folder, sock = Path(self._path).parent.stat(), Path(self._path).lstat()
+        except OSError:
+            return  # nobody listens; the call says so
+        if stat.S_ISSOCK(sock.st_mode) and (sock.st_uid in (_ROOT, os.geteuid()) or not folder.st_mode & stat.S_IWOTH):
+            return
+        raise FailedPreconditionError(
+            f"the socket {self._path} may be anybody's: user {sock.st_uid} has put it into a folder where all may",
+            reason="KMS_SOCKET_UNTRUSTED",
+            hint="let the plug-in listen in a folder of its own that others cannot write, such as /run/kms",
+        )
 
     async def status(self) -> KmsStatus:
         """Ask how it is, once.
@@ -154,6 +177,7 @@ class KmsClient:
         call: Any = self._channel.unary_unary(
             f"{_SERVICE}/{method}", request_serializer=serialize, response_deserializer=answer_type.FromString
         )
+        self._require_trusted_socket()
         try:
             answer: _ResponseT = await call(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:

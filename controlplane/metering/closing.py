@@ -24,7 +24,7 @@ from controlplane.core.metering import HOUR_S, Bookings, Meter, Subject, settle
 from controlplane.db import Database, ServiceScope, ServiceTask, models
 from controlplane.db.locks import try_lock_metering
 from controlplane.db.models.metering import RECORD_COUNTERS, RECORD_INTEGRALS, RECORD_MAPS
-from controlplane.metering.messages import to_usage_record
+from controlplane.metering.messages import saturated, to_usage_record
 from controlplane.metering.records import HOUR, Record, RecordQuery, read_records
 from controlplane.metering.store import (
     add_to_hours,
@@ -205,8 +205,12 @@ def _to_row(item: Record) -> dict[str, object]:
         "hour": item.start.isoformat(),
         "tenant_uid": item.tenant_uid,
         "namespace_id": item.namespace,
-        **{name: item.amounts.get(name, 0) for name in (*RECORD_INTEGRALS, *RECORD_COUNTERS)},
-        **{name: item.maps.get(name, {}) for name in RECORD_MAPS},
+        **{name: item.amounts.get(name, 0) for name in RECORD_INTEGRALS},
+        **{name: saturated(item.amounts.get(name, 0)) for name in RECORD_COUNTERS},
+        **{
+            column: {name: saturated(count) for name, count in item.maps.get(column, {}).items()}
+            for column in RECORD_MAPS
+        },
     }
 
 

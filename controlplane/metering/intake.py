@@ -7,6 +7,7 @@ process says whether it is still so, since another control plane may have taken 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, TypeAlias
@@ -28,6 +29,7 @@ from controlplane.metering.store import (
 from saltern.errors import InvalidArgumentError
 from saltern.names import NodeId
 from saltern.node.v1 import node_pb2
+from tenants.quota import Tier
 
 #: Processes that are remembered; more nodes than so cost a read of their meters with each report.
 _PROCESSES_MAX: Final = 64
@@ -51,7 +53,12 @@ class MeterIntake:
         self._remembered: OrderedDict[str, _Remembered] = OrderedDict()
 
     async def take_in(
-        self, session: AsyncSession, node: NodeId, report: node_pb2.ReportUsageRequest, now: datetime
+        self,
+        session: AsyncSession,
+        node: NodeId,
+        report: node_pb2.ReportUsageRequest,
+        now: datetime,
+        capacities_bytes: Mapping[Tier, int],
     ) -> None:
         """Book what ``report`` adds; nothing for one that is late or repeated, or that does not say what it counts.
 
@@ -59,6 +66,7 @@ class MeterIntake:
             session: the report's transaction. The node's row is locked, and the report's fencing epoch current.
             report: has passed :func:`controlplane.node.decode.decode_books`.
             now: when it came, by the control plane's clock.
+            capacities_bytes: of the node: more than that no tenant holds there, whatever the node says.
 
         Raises:
             InvalidArgumentError: INVALID_NODE_FIELD.
@@ -80,7 +88,7 @@ class MeterIntake:
             reported: dict[str, tuple[bytes, _TenantReadings]] = {}
         else:
             process, reported = known.process, known.reported
-        reported = _decode(report, reported)
+        reported = _decode(report, reported, capacities_bytes)
         readings = dict(pair for _, pairs in reported.values() for pair in pairs)
         open_from_s = await read_open_from_s(session)
         taken = take_in(process, report.sequence, to_unix_s(now), open_from_s, readings)
@@ -96,7 +104,9 @@ class MeterIntake:
 
 
 def _decode(
-    report: node_pb2.ReportUsageRequest, before: dict[str, tuple[bytes, _TenantReadings]]
+    report: node_pb2.ReportUsageRequest,
+    before: dict[str, tuple[bytes, _TenantReadings]],
+    capacities_bytes: Mapping[Tier, int],
 ) -> dict[str, tuple[bytes, _TenantReadings]]:
     """Decode what is not the same as in the report before, byte for byte."""
     reported = {}
@@ -104,6 +114,6 @@ def _decode(
         encoded = usage.SerializeToString(deterministic=True)
         known = before.get(usage.tenant_id)
         if known is None or known[0] != encoded:
-            known = (encoded, tuple(decode_readings(usage)))
+            known = (encoded, tuple(decode_readings(usage, capacities_bytes)))
         reported[usage.tenant_id] = known
     return reported

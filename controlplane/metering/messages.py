@@ -15,12 +15,20 @@ from saltern.names import tenant_name
 _INT64_MAX: Final = 2**63 - 1
 
 
+def saturated(total: int) -> int:
+    """A sum of counts as int64: each count of a node fits, their sum need not.
+
+    Whoever reports counts that large reports nonsense; it must not keep an hour of everybody else's from being closed.
+    """
+    return min(int(total), _INT64_MAX)
+
+
 def to_usage_record(record: Record, *, is_open: bool | None = None) -> usage_pb2.UsageRecord:
     """A record as a message; ``is_open``: say so whatever it was when it was read."""
-    # A day's counts are saturated: those of each hour fit, their sum need not.
-    fields: dict[str, Any] = {name: min(record.amounts.get(name, 0), _INT64_MAX) for name in RECORD_COUNTERS}
+    fields: dict[str, Any] = {name: saturated(record.amounts.get(name, 0)) for name in RECORD_COUNTERS}
     fields.update((name, str(record.amounts.get(name, 0))) for name in RECORD_INTEGRALS)
-    fields.update((name, dict(record.maps.get(name, {}))) for name in RECORD_MAPS)
+    for column in RECORD_MAPS:
+        fields[column] = {name: saturated(count) for name, count in record.maps.get(column, {}).items()}
     return usage_pb2.UsageRecord(
         tenant=tenant_name(record.tenant),
         tenant_uid=str(record.tenant_uid),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from controlplane.core.metering import Reading, Subject
@@ -11,6 +11,7 @@ from saltern.admin.v1 import quotas_pb2
 from saltern.errors import InvalidArgumentError
 from saltern.names import TenantId, parse_namespace_id
 from saltern.node.v1 import node_pb2
+from tenants.quota import Tier
 
 #: Between the column of counters by name and the name: ``puts_refused_by_reason/QUOTA_EXCEEDED``.
 NAME_SEPARATOR: Final = "/"
@@ -41,10 +42,13 @@ def parse_counters_id(value: str) -> str:
     return value
 
 
-def decode_readings(usage: node_pb2.TenantUsage) -> Iterator[tuple[Subject, Reading]]:
+def decode_readings(
+    usage: node_pb2.TenantUsage, capacities_bytes: Mapping[Tier, int]
+) -> Iterator[tuple[Subject, Reading]]:
     """The reading of a tenant, and of each of its namespaces; nothing where the node does not know the tenant's uid.
 
-    ``usage`` has passed :func:`controlplane.node.decode.decode_books`.
+    ``usage`` has passed :func:`controlplane.node.decode.decode_books`. What is said to be held counts up to the node's
+    capacity: a node that lies, or counts wrong, makes nobody's bill larger than it could have been.
 
     Raises:
         InvalidArgumentError: it has, and cannot be metered all the same.
@@ -60,24 +64,26 @@ def decode_readings(usage: node_pb2.TenantUsage) -> Iterator[tuple[Subject, Read
             counters[f"{column}{NAME_SEPARATOR}{name}"] = count
     if usage.HasField("ssd"):
         counters.update((name, getattr(usage.ssd, field)) for field, name in _SSD_COUNTERS)
-    yield Subject(tenant, tenant_uid), _reading(usage.tiers, counters)
+    yield Subject(tenant, tenant_uid), _reading(usage.tiers, counters, capacities_bytes)
     for part in usage.namespaces:
         if not 0 < len(part.uid) <= _NAMESPACE_UID_MAX_CHARS:
             raise _invalid("namespaces", f"the uid of {part.namespace_id[:64]!r} has {len(part.uid)} characters")
         counters = {name: _count(field, getattr(part, field)) for field, name in _NAMESPACE_COUNTERS}
         yield (
             Subject(tenant, tenant_uid, part.uid, parse_namespace_id(part.namespace_id)),
-            _reading(part.tiers, counters),
+            _reading(part.tiers, counters, capacities_bytes),
         )
 
 
 def _reading(
-    tiers: Iterable[node_pb2.TenantTierUsage] | Iterable[node_pb2.NamespaceTierUsage], counters: dict[str, int]
+    tiers: Iterable[node_pb2.TenantTierUsage] | Iterable[node_pb2.NamespaceTierUsage],
+    counters: dict[str, int],
+    capacities_bytes: Mapping[Tier, int],
 ) -> Reading:
     held = {tier.tier: _count("used_bytes", tier.used_bytes) for tier in tiers}
     return Reading(
-        dram_bytes=held.get(quotas_pb2.TIER_DRAM, 0),
-        ssd_bytes=held.get(quotas_pb2.TIER_SSD, 0),
+        dram_bytes=min(held.get(quotas_pb2.TIER_DRAM, 0), capacities_bytes[Tier.DRAM]),
+        ssd_bytes=min(held.get(quotas_pb2.TIER_SSD, 0), capacities_bytes[Tier.SSD]),
         counters={name: count for name, count in counters.items() if count},
     )
 

@@ -230,6 +230,11 @@ async def _check_capacity(session: AsyncSession, node: NodeId, facts: NodeFacts)
             check_reservations((quota.reserved_bytes for quota in quotas if quota.tier is tier), total_bytes, tier)
 
 
+def capacities_of(row: models.Node) -> dict[Tier, int]:
+    """The capacity of a node on every tier, in bytes."""
+    return {tier: capacity_bytes(row, tier) for tier in Tier}
+
+
 def capacity_bytes(row: models.Node, tier: Tier) -> int:
     """The capacity of a node on one tier, in bytes."""
     return row.dram_capacity_bytes if tier is Tier.DRAM else row.ssd_capacity_bytes

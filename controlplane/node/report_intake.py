@@ -108,5 +108,5 @@ class ReportIntake:
             await registry.hold_epoch(session, report.node, fencing_epoch)
             await registry.replace_usage(session, report.node, report.books, report.came)
         async with self._database.transaction() as session:
-            await registry.hold_epoch(session, report.node, fencing_epoch)
-            await self._metering.take_in(session, report.node, report.message, report.came)
+            row = await registry.hold_epoch(session, report.node, fencing_epoch)
+            await self._metering.take_in(session, report.node, report.message, report.came, registry.capacities_of(row))

@@ -146,7 +146,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             newest_version = await read_version(session)
             registry.renew_lease(row, now, self._keeper.lease_duration, newest_version)
         if request.applied_version > newest_version:
-            await self._restored.told(request.applied_version)
+            await self._restored.told(request.applied_version, node)
         if has_settled:
             self._keeper.wake()
         response = node_pb2.ReportUsageResponse(lease_version=row.lease_version, policy_version=newest_version)

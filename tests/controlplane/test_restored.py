@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,19 @@ from controlplane.audit.checkpoint_keys import CheckpointKey, load_checkpoint_ke
 from controlplane.audit.checkpoint_sinks import FolderSink
 from controlplane.audit.checkpoints import CheckpointWriter
 from controlplane.clock import utc_now
+from controlplane.db import models
 from controlplane.restored import FILE_NAME, GAP, METHOD, RestoreWatch
 from dataplane.control_client import ControlClient
 from dataplane.registration import Registration
 from saltern.admin.v1 import credentials_pb2, namespaces_pb2, tenants_pb2
 from saltern.admin_client import ApiKey
+from saltern.names import NodeId
 from tenants.policy import TenantState
 from tests.dataplane.test_policy_end_to_end import ACME, MIB, Sink
 from tests.support.backups import dump, restore
 from tests.support.control import Control, control_plane, migrate
+
+NODE = NodeId("node-1")
 
 
 @asynccontextmanager
@@ -117,10 +122,25 @@ async def test_a_control_plane_finds_a_restore_by_what_it_has_seen_before(postgr
 async def test_a_version_that_is_only_ahead_of_one_look_is_no_restore(control: Control, tmp_path: Path) -> None:
     watch = RestoreWatch(control.database, tmp_path)
     await control.add_tenant("acme")
-    await watch.told(1)
-    await watch.told(2**62)  # no node gets there: one that says so must not use up the versions
+    await watch.told(1, NODE)
+    await watch.told(2**62, NODE)  # no node gets there: one that says so must not use up the versions
     assert not await watch.look()
     assert METHOD not in [event.method for event in await control.events()]
+
+
+async def test_i10_a_node_that_tells_of_restores_again_and_again_is_believed_once_and_named(
+    control: Control, tmp_path: Path
+) -> None:
+    now = datetime.now(UTC)
+    watch = RestoreWatch(control.database, tmp_path, lambda: now)
+    async with control.database.transaction() as session:
+        version = (await session.get_one(models.PolicyState, 1)).version
+    for number, (minutes, believed) in enumerate(((0, 1), (1, 1), (59, 1), (61, 2)), start=1):
+        now = datetime.now(UTC) + timedelta(minutes=minutes)
+        await watch.told(version + 10 * number * GAP, NODE)
+        found = [event for event in await control.events() if event.method == METHOD]
+        assert len(found) == believed, minutes
+        assert dict(found[0].after)["told_by"] == "nodes/node-1"
 
 
 async def test_i11_a_restored_chain_is_not_signed_over_the_lost_one_and_begins_anew_in_a_new_folder(

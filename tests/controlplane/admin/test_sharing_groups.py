@@ -22,6 +22,7 @@ from saltern.errors import (
     SalternError,
 )
 from saltern.names import NamespaceId, NodeId, TenantId
+from saltern.policy_version import read_policy_version
 from tenants.policy import GroupPolicy, NamespacePolicy
 from tests.support.admin import PLATFORM, Admin, admin_of, namespace_request, refused
 
@@ -380,3 +381,22 @@ async def test_an_invitation_outlives_a_tenant_of_that_name_and_binds_none(shari
     assert states(await sharing.get("acme"))[CHAT["blue"]] == INVITED
     async with sharing.admin.database.transaction() as session:
         await session.execute(delete(models.SharingGroup))
+
+
+@pytest.mark.parametrize("act", ["InviteMember", "RemoveMember"])
+async def test_i2_policy_versions_do_not_tell_whether_an_invited_tenant_is_there(sharing: Groups, act: str) -> None:
+    """The version that an answer names, those of one's own events, and how far it rises from one act to the next."""
+    admin = sharing.admin
+    await sharing.create()
+    rises = {}
+    for tenant in ("blue", "ghost"):
+        if act == "RemoveMember":
+            await sharing.invite(tenant)
+        request = getattr(sharing_groups_pb2, f"{act}Request")(name=GROUP, namespace=CHAT[tenant])
+        before = await admin.policy_version()
+        call = getattr(sharing.stub, act)(request, metadata=admin_of("acme"))
+        await call
+        told = read_policy_version(await call.trailing_metadata())
+        own = (await admin.events("acme"))[-1].policy_version
+        rises[tenant] = (told - own, told - before)
+    assert rises["blue"] == rises["ghost"]

@@ -96,3 +96,13 @@ def test_a_url_with_credentials_or_of_another_kind_is_refused_without_showing_it
     with pytest.raises(InvalidArgumentError) as caught:
         ObjectFolder(url)
     assert caught.value.reason == "INVALID_OBJECT_URL" and "secret@" not in str(caught.value)
+
+
+def test_what_somebody_else_puts_beside_checkpoints_stops_none(tmp_path: Path) -> None:
+    sink = ObjectSink(ObjectFolder(f"file://{tmp_path}"))
+    first = checkpoint(1, None)
+    assert sink.append(first)
+    for name in ("zzz.jsonl", "000000000002.jsonl.bak", "notes.txt", "00000000000x.jsonl", "1.jsonl"):
+        (tmp_path / "acme" / name).write_bytes(b"{}")
+    assert sink.last("acme") == first
+    assert sink.append(checkpoint(2, first))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -140,3 +141,19 @@ async def test_a_control_plane_needs_the_service_to_start_and_not_to_run(
             async with running(settings.model_copy(update={"kms_endpoint": plugin.endpoint})):
                 pass
         assert caught.value.reason == "KMS_UNAVAILABLE"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can put another user's socket there")
+async def test_no_key_is_shown_to_a_socket_that_anybody_may_have_put_there(
+    plugin: KmsProcess, kms: KmsClient, tmp_path: Path
+) -> None:
+    """A plug-in that is down, and a path in a folder like /tmp: whoever is first there would be given the key."""
+    os.chown(plugin.socket, 65534, 65534)
+    await kms.seal(KEY)  # another user's, where only we may write: we have let it in
+    tmp_path.chmod(0o1777)
+    for call in (kms.seal(KEY), kms.status(), kms.open(SealedKey(b"x", "y", {}))):
+        with pytest.raises(FailedPreconditionError) as caught:
+            await call
+        assert caught.value.reason == "KMS_SOCKET_UNTRUSTED"
+    os.chown(plugin.socket, 0, 0)
+    await kms.seal(KEY)

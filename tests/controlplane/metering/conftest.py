@@ -12,10 +12,13 @@ from controlplane.db import Database, PlatformScope, connect
 from controlplane.metering import HourCloser, MeterIntake
 from saltern.names import NodeId
 from saltern.node.v1 import node_pb2
+from tenants.quota import Tier
 from tests.support.control import migrate
 
 #: An hour that is long over by the database's own clock: only such are closed, and only records so old may be removed.
 START = (datetime.now(UTC) - timedelta(days=90)).replace(hour=12, minute=0, second=0, microsecond=0)
+
+CAPACITIES_BYTES = {Tier.DRAM: 2**40, Tier.SSD: 2**44}
 
 
 class Metering:
@@ -42,7 +45,7 @@ class Metering:
             node_id=node, counters_id=f"{counters:032x}", sequence=sequence, tenants=usages
         )
         async with self.database.transaction(PlatformScope()) as session:
-            await (intake or self.intake).take_in(session, NodeId(node), request, self.now)
+            await (intake or self.intake).take_in(session, NodeId(node), request, self.now, CAPACITIES_BYTES)
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from saltern.billing.digest import RecordsDigest
 from saltern.errors import InvalidArgumentError
 from saltern.names import TenantId
 from saltern.node.v1 import node_pb2
-from tests.controlplane.metering.conftest import START, Metering
+from tenants.quota import Tier
+from tests.controlplane.metering.conftest import CAPACITIES_BYTES, START, Metering
 
 ACME, OTHER = UUID(int=1), UUID(int=2)
 
@@ -266,3 +267,32 @@ async def test_i2_a_tenant_reads_its_own_hours_alone(metering: Metering) -> None
     async with metering.database.transaction(TenantScope(TenantId("acme")), isolation_level="REPEATABLE READ") as own:
         found = await read_records(own, RecordQuery(HOUR, START, START + DAY), limit=10)
     assert [record.tenant for record in found] == ["acme"]
+
+
+async def test_i8_a_node_that_lies_makes_nobodys_bill_larger_than_it_could_have_been(metering: Metering) -> None:
+    """More than the node has room for is held by nobody there."""
+    ssd = node_pb2.TenantTierUsage(tier=quotas_pb2.TIER_SSD, used_bytes=2**62)
+    for sequence in (1, 2):
+        lie = usage(2**62)
+        lie.tiers.append(ssd)
+        await metering.report(lie, sequence=sequence, after_s=60)
+    (record,) = await records(metering)
+    assert {name: record.amounts[name] for name in ("dram_byte_seconds", "ssd_byte_seconds")} == {
+        "dram_byte_seconds": CAPACITIES_BYTES[Tier.DRAM] * 60,
+        "ssd_byte_seconds": CAPACITIES_BYTES[Tier.SSD] * 60,
+    }
+
+
+async def test_i8_counts_beyond_all_reason_do_not_keep_hours_from_being_closed(metering: Metering) -> None:
+    """One process that counts up and begins again, over and over, for a sum that no column holds."""
+    most = 2**63 - 1
+    for sequence in range(1, 8):
+        count_now = most if sequence % 2 else 0
+        lie = usage(hits=count_now, refused_by_reason={"NODE_FULL": count_now})
+        await metering.report(lie, usage(hits=sequence, tenant="other", uid=OTHER), sequence=sequence, after_s=2)
+    metering.now += timedelta(hours=2)
+    assert await metering.closer.step() == 2
+    by_tenant = {record.tenant: record for record in await records(metering) if not record.is_open}
+    assert by_tenant[TenantId("acme")].amounts["hits"] == most
+    assert by_tenant[TenantId("acme")].maps["puts_refused_by_reason"] == {"NODE_FULL": most}
+    assert by_tenant[TenantId("other")].amounts["hits"] == 7

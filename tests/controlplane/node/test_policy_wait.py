@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from controlplane.admin.policy import TENANT_WAITS_MAX
 from controlplane.db import ServiceScope, ServiceTask, models
 from saltern.admin.v1 import credentials_pb2, policy_pb2, tenants_pb2
 from saltern.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
@@ -149,3 +150,25 @@ async def test_draining_ends_a_wait(control: Control, as_node: Metadata, as_admi
         await control.plane.drain()
         error = await wait
         assert (type(error), error.reason) == (UnavailableError, "DRAINING")
+
+
+async def test_a_tenant_that_waits_without_end_takes_no_place_from_others(
+    control: Control, as_node: Metadata, as_admin: Metadata
+) -> None:
+    for tenant in ("acme", "blue", "coal"):
+        await control.add_tenant(tenant)
+    greedy, other = [
+        await control.bearer(await control.add_api_key(credentials_pb2.ROLE_READER, tenant))
+        for tenant in ("acme", "blue")
+    ]
+    async with following(control, as_node):
+        token = await token_of(suspend(control, as_admin, "coal"))
+        waits = [asyncio.ensure_future(refused(waiting(control, greedy, token))) for _ in range(TENANT_WAITS_MAX + 1)]
+        done, waiting_on = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        assert [one.result().reason for one in done] == ["TOO_MANY_WAITS"]
+        for metadata in (other, as_admin):
+            error = await refused(waiting(control, metadata, token, timeout_s=0))
+            assert error.reason == "POLICY_NOT_EVERYWHERE"
+        for one in waiting_on:
+            one.cancel()
+        await asyncio.wait(waiting_on)
