@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -19,7 +20,7 @@ from dataplane.core.remote_region import ChainLimits
 from dataplane.io.arena import Arena
 from dataplane.io.scheduler import Scheduler
 from dataplane.io.stream import WAKE, Script
-from saltern.errors import FailedPreconditionError, ResourceExhaustedError, SalternError
+from saltern.errors import FailedPreconditionError, ResourceExhaustedError, SalternError, UnavailableError
 from saltern.names import TenantId
 from saltern.rdma import (
     Access,
@@ -49,6 +50,9 @@ CHAIN_MAX_BYTES: Final = 4 * 1024 * 1024
 _DEVICE_BOUND: Final = 16 * CHAIN_MAX_BYTES
 LINKS_MAX: Final = 512
 TENANT_LINKS_MAX: Final = 128
+#: The kernel looks for the way to an address while the node stands still, up to a second where there is none. So after
+#: a connection that failed, its tenant waits this long: it could name such addresses one after the other (I2).
+_HELD_S: Final = 30.0
 #: 67 ms without an acknowledgement before a retry, then 3 more: a client that has vanished is soon given up on.
 _ACK_TIMEOUT: Final = 14
 _RETRIES: Final = 3
@@ -99,6 +103,8 @@ class Fabric:
         self._links: dict[tuple[Gid, int], Link] = {}
         self._by_tenant: Counter[TenantId] = Counter()
         self._sharers: dict[TenantId, Sharer] = {}
+        #: Until when a tenant may connect nothing, on the clock of ``time.monotonic``.
+        self._held_until_s: dict[TenantId, float] = {}
 
     def __len__(self) -> int:
         """Queue pairs that are open."""
@@ -110,8 +116,17 @@ class Fabric:
         Raises:
             ResourceExhaustedError: RDMA_SESSIONS_FULL, RDMA_RESOURCES.
             FailedPreconditionError: RDMA_ENDPOINT_IN_USE, RDMA_GID_MISMATCH, RDMA_CONNECT_REFUSED.
-            UnavailableError: RDMA_GID_UNREACHABLE.
+            UnavailableError: RDMA_GID_UNREACHABLE; RDMA_CONNECT_HELD, a moment ago that happened to the tenant.
         """
+        now_s = monotonic()
+        held_s = self._held_until_s.get(tenant, 0.0) - now_s
+        if held_s > 0:
+            raise UnavailableError(
+                "a queue pair of the tenant could not be connected a moment ago",
+                reason="RDMA_CONNECT_HELD",
+                hint="go on over TCP in this session; see that the client's GID can be reached from the node",
+                retry_after_ms=int(held_s * 1000) + 1,
+            )
         if len(self._links) >= LINKS_MAX or self._by_tenant[tenant] >= TENANT_LINKS_MAX:
             raise ResourceExhaustedError(
                 "too many sessions of this node use RDMA",
@@ -132,6 +147,8 @@ class Fabric:
             link = Link(self, tenant, sharer, peer)
         except BaseException:
             self._drop_idle_sharer(tenant)
+            self._held_until_s = {each: until_s for each, until_s in self._held_until_s.items() if until_s > now_s}
+            self._held_until_s[tenant] = now_s + _HELD_S
             raise
         self._links[peer.gid, peer.qpn] = link
         self._by_tenant[tenant] += 1
