@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import warnings
 from typing import ClassVar
 
 from saltern.errors import FailedPreconditionError
 from saltern.rdma import sysfs
 from saltern.rdma.bindings import load_binding
-from saltern.rdma.bindings.interface import Binding, Handle
+from saltern.rdma.bindings.interface import Binding, Handle, VerbsError
 from saltern.rdma.choice import Chosen, DeviceChoice, choose
 from saltern.rdma.faults import verbs
 from saltern.rdma.resource_tree import Resource
@@ -42,7 +44,7 @@ class Device(Resource):
         super().__init__(load_binding(binding))
         name, port = self.chosen.port.device, self.chosen.port.port
         with verbs(f"opening RDMA device {name}"):
-            self._open(self._binding.open_device(name))
+            self._open(_open_device(self._binding, name))
         try:
             with verbs(f"looking at RDMA device {name}"):
                 self.limits: DeviceLimits = self._binding.query_limits(self.handle, port)
@@ -102,6 +104,17 @@ class ProtectionDomain(Resource):
 
     def _destroy(self, handle: Handle) -> None:
         self._binding.free_domain(handle)
+
+
+def _open_device(binding: Binding, name: str) -> Handle:
+    """libibverbs leaves out devices whose node it cannot open, so that "none of that name" may mean "not allowed"."""
+    try:
+        return binding.open_device(name)
+    except VerbsError as fault:
+        node = sysfs.device_node(name)
+        if node is not None and not os.access(node, os.R_OK | os.W_OK):
+            raise VerbsError(f"open {node}", errno.EACCES) from fault
+        raise
 
 
 def _checked_mtu(mtu_bytes: int | None, limits: DeviceLimits) -> int:

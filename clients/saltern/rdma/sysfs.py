@@ -26,6 +26,14 @@ def read_network_mtu_bytes(network_device: str, root: Path = Path("/sys/class/ne
     return int(text) if text.isdecimal() else None
 
 
+def device_node(device: str, root: Path = Path("/sys/class/infiniband_verbs")) -> Path | None:
+    """The file in /dev that a device is opened through, whether or not it is there; None where the kernel has none."""
+    for path in root.glob("uverbs*"):
+        if _text(path / "ibdev") == device:
+            return Path("/dev/infiniband") / path.name
+    return None
+
+
 def _order(path: Path) -> tuple[str, int]:
     return path.parent.parent.name, int(path.name)
 

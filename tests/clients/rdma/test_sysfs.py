@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from saltern.rdma import Gid, GidEntry, GidType, LinkLayer
-from saltern.rdma.sysfs import read_network_mtu_bytes, read_ports
+from saltern.rdma.sysfs import device_node, read_network_mtu_bytes, read_ports
 
 ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
 
@@ -47,3 +47,10 @@ def test_a_machine_without_rdma_has_no_ports(tmp_path: Path) -> None:
     assert read_network_mtu_bytes("eth0", tmp_path) is None
     write(tmp_path / "eth0" / "mtu", "1500")
     assert read_network_mtu_bytes("eth0", tmp_path) == 1500
+
+
+def test_a_device_is_opened_through_its_own_node(tmp_path: Path) -> None:
+    write(tmp_path / "uverbs0" / "ibdev", "mlx5_0")
+    write(tmp_path / "uverbs1" / "ibdev", "mlx5_1")
+    assert device_node("mlx5_1", tmp_path) == Path("/dev/infiniband/uverbs1")
+    assert device_node("mlx5_2", tmp_path) is None
