@@ -18,7 +18,6 @@ I9 (no growth past the lease), I12 (what the policy no longer names is gone at o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-from typing import Final
 
 from dataplane.core import refusals
 from dataplane.core.admission import check_partition, namespace_not_available
@@ -35,7 +34,7 @@ from dataplane.core.policy_in_force import PolicyInForce
 from dataplane.core.pool import Pool
 from dataplane.core.prechecks import limit_was_lowered, precheck
 from dataplane.core.promotion import promote_end, promote_start
-from dataplane.core.reading import pin_entries, unpin_entries
+from dataplane.core.reading import find_keys, pin_entries, touch_entries, unpin_entries
 from dataplane.core.reaping import POLICY_SLICE_BYTES, work_off
 from dataplane.core.report import known_tenants, node_usage
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
@@ -49,8 +48,6 @@ from saltern.errors import PermissionDeniedError
 from saltern.keys import BlockKey
 from saltern.names import TenantId
 from tenants.policy import NodePolicy
-
-_ABSENT: Final = b"\0"
 
 
 class CacheCore:
@@ -258,38 +255,17 @@ class CacheCore:
         index = self._open.get(partition) or self._policies.open_index(partition)
         if index is None:
             return 0, bytes(len(keys))
-        peers = self._policies.peers(partition, now_ns)
-        below = None if self._ssd is None else self._ssd.index(partition)
-        if below is None and not peers:
-            found = bytes(map(index.entries.__contains__, keys))
-        elif not peers:
-            assert below is not None
-            in_dram, on_ssd = index.entries, below.entries
-            found = bytes([key in in_dram or key in on_ssd for key in keys])
-        else:
-            sources = (partition, *peers)
-            places: list[Container[BlockKey]] = [self._open_index(source).entries for source in sources]
-            if self._ssd is not None:
-                places += [books.entries for books in map(self._ssd.index, sources) if books is not None]
-            found = bytes([any(key in place for place in places) for key in keys])
-        gap = found.find(_ABSENT)
-        return (len(found) if gap < 0 else gap), found
+        sources = self.sources(partition, now_ns)
+        places: list[Container[BlockKey]] = [self._open_index(source).entries for source in sources]
+        if self._ssd is not None:
+            places += [books.entries for books in map(self._ssd.index, sources) if books is not None]
+        return find_keys(keys, places)
 
     def touch(self, partition: Partition, keys: Sequence[BlockKey], now_ns: int) -> None:
         """Mark entries as used, last key first, without reading them: call it after a put batch."""
         index = self._open.get(partition)
-        if index is None:
-            return
-        owner = index.owner
-        find, refresh, advance = index.entries.get, owner.order.refresh, self._pool.advance
-        for key in reversed(keys):
-            entry = find(key)
-            if entry is not None:
-                entry.touched_ns = advance(now_ns)
-                refresh(entry)
-                if owner.account is not None:
-                    owner.account.refreshed(key)
-        self._pool.changed(owner)
+        if index is not None:
+            touch_entries(self._pool, index, keys, now_ns)
 
     # ---- removal
 

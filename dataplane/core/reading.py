@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
 from dataplane.core.entry import EntryState, Pin
@@ -12,6 +12,7 @@ from saltern.errors import InternalError
 from saltern.keys import BlockKey
 
 _ADOPTED: Final = EntryState.ADOPTED  # an enum's member costs a descriptor call at each use in Python 3.11
+_ABSENT: Final = b"\0"
 
 
 def pin_entries(
@@ -85,3 +86,30 @@ def unpin_entries(pool: Pool, pins: Iterable[Pin | None]) -> None:
             owner = entry.index.owner
     if owner is not None:
         changed(owner)
+
+
+def touch_entries(pool: Pool, index: PartitionIndex, keys: Sequence[BlockKey], now_ns: int) -> None:
+    """Mark the entries of ``keys`` that are in DRAM as used, last key first."""
+    owner = index.owner
+    find, refresh, advance = index.entries.get, owner.order.refresh, pool.advance
+    for key in reversed(keys):
+        entry = find(key)
+        if entry is not None:
+            entry.touched_ns = advance(now_ns)
+            refresh(entry)
+            if owner.account is not None:
+                owner.account.refreshed(key)
+    pool.changed(owner)
+
+
+def find_keys(keys: Sequence[BlockKey], places: Sequence[Container[BlockKey]]) -> tuple[int, bytes]:
+    """Which keys are in any of ``places``: (how many from the first on without a gap, a byte of 0 or 1 for each)."""
+    match places:  # DRAM alone, or with SSD: nobody shares, and a lookup is as short as can be
+        case [place]:
+            found = bytes(map(place.__contains__, keys))
+        case [upper, lower]:
+            found = bytes([key in upper or key in lower for key in keys])
+        case _:
+            found = bytes([any(key in place for place in places) for key in keys])
+    gap = found.find(_ABSENT)
+    return (len(found) if gap < 0 else gap), found
