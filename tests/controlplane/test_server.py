@@ -31,7 +31,7 @@ from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from tests.support.control import Control, control_plane, migrate, refused, settings_for, text_of
 from tests.support.waiting import wait_until
 
-#: Far more than a start takes; a machine that is busy with other things may make it slow.
+#: Far more than a start takes, or an end; a machine that is busy with other things may make it slow.
 START_S = 100.0
 
 
@@ -53,7 +53,7 @@ class Served:
 
     def end(self) -> tuple[int, str]:
         """Exit status and what was printed to stderr."""
-        _, printed = self.process.communicate(timeout=60)
+        _, printed = self.process.communicate(timeout=START_S)
         return self.process.returncode, printed
 
 
