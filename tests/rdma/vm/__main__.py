@@ -70,22 +70,24 @@ def _prepare(*, install: bool) -> Path:
         install_host_packages(BUILD / "apt.log")
     if lacks := missing_tools():
         raise MissingError(f"this machine lacks {'; '.join(lacks)} (--install installs what apt-get has)")
+    init, bindings = HERE / "init.sh", BUILD / "python"
+    recipe = hashlib.sha256(init.read_bytes() + (HERE / "image.py").read_bytes()).hexdigest()[:12]
+    for folder in BUILD.glob(f"image-*-{recipe}"):
+        if bindings.exists():
+            return folder  # the kernel of then: remove build/rdma for the one of today
+
     packages = BUILD / "packages"
     kernel, busybox = download(kernel_package(), packages), download(BUSYBOX, packages)
-    bindings = BUILD / "python"
     if not bindings.exists():
-        unpack_pyverbs(download(PYVERBS, packages), bindings)
+        unpacked = BUILD / "fresh-python"
+        unpack_pyverbs(download(PYVERBS, packages), unpacked)
+        unpacked.rename(bindings)
     downloaded_s = time.monotonic()
-
-    init = HERE / "init.sh"
-    recipe = hashlib.sha256(init.read_bytes() + (HERE / "image.py").read_bytes()).hexdigest()[:12]
-    folder = BUILD / f"image-{kernel.stem}-{recipe}"
-    if not folder.exists():
-        for outdated in BUILD.glob("image-*"):
-            shutil.rmtree(outdated)
-        fresh = folder.with_name("fresh-image")
-        image.build(kernel, busybox, init, fresh)
-        fresh.rename(folder)
+    for outdated in BUILD.glob("image-*"):
+        shutil.rmtree(outdated)
+    fresh, folder = BUILD / "fresh-image", BUILD / f"image-{kernel.stem}-{recipe}"
+    image.build(kernel, busybox, init, fresh)
+    fresh.rename(folder)
     now_s = time.monotonic()
     print(f"test-rdma: packages {downloaded_s - started_s:.1f} s, image {now_s - downloaded_s:.1f} s", flush=True)
     return folder
