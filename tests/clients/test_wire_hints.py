@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saltern import wire
@@ -22,6 +22,7 @@ def hinted(check: object, *arguments: object) -> None:
         assert error.message and error.hint
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(keys, sizes, st.binary(max_size=24), regions, offsets, st.integers(0, 100))
 def test_every_refused_put_has_a_hint(
     keys: bytes, sizes: list[int], sums: bytes, region: int | None, offsets: list[int], payload_bytes: int
@@ -29,6 +30,7 @@ def test_every_refused_put_has_a_hint(
     hinted(wire.check_put, wire.Put(keys, sizes, sums, region, offsets), payload_bytes)
 
 
+@settings(deadline=None)
 @given(keys, sizes, regions, offsets, st.integers(0, 1))
 def test_every_refused_get_has_a_hint(
     keys: bytes, sizes: list[int], region: int | None, offsets: list[int], payload_bytes: int
@@ -36,11 +38,13 @@ def test_every_refused_get_has_a_hint(
     hinted(wire.check_get, wire.Get(keys, sizes, region, offsets), payload_bytes)
 
 
+@settings(deadline=None)
 @given(keys | st.binary(max_size=70))
 def test_every_refused_list_of_keys_has_a_hint(keys: bytes) -> None:
     hinted(wire.split_keys, keys)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=40) | st.binary(min_size=wire.HEADER_BYTES, max_size=wire.HEADER_BYTES))
 def test_every_refused_header_has_a_hint(data: bytes) -> None:
     hinted(wire.decode_header, data)
