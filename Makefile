@@ -12,7 +12,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rdma sim sim-leases isolation chaos faults noisy cli-reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy core-cost ssd-cost proto proto-check clean
+.PHONY: help setup demo test test-rdma sim sim-leases isolation chaos faults fuzz noisy cli-reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -50,6 +50,10 @@ chaos: setup  ## kill -9 a node KILLS=n times under load: nothing lost, nothing 
 
 faults: setup  ## kill, pause, cut and slow a node, a control plane and Postgres under load: what was lost, what was felt
 	@$(BIN)/python -m tests.faults --json build/faults.json $(FAULTS_ARGS)
+
+SECONDS ?= 60
+fuzz: setup  ## call every RPC in every wrong way for SECONDS=n, over a control plane and a node: SEED=n repeats a run
+	@nice -n 10 $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(FUZZ_ARGS)
 
 noisy: setup  ## a tenant alone, then beside one that floods: its hit rate and latency
 	@$(BIN)/python -m tests.noisy $(NOISY_ARGS)
