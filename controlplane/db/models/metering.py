@@ -22,27 +22,14 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from controlplane.db.checks import is_object, not_negative
 from controlplane.db.models.base import Base
+from saltern.billing.columns import COUNTS, INTEGRALS, MAPS
 
-#: Columns of ``UsageRecord`` beside the byte-seconds, and fields of the message of the same names.
-RECORD_COUNTERS = (
-    "hits",
-    "misses",
-    "tokens_saved",
-    "read_bytes",
-    "stored_bytes",
-    "puts_stored",
-    "puts_refused",
-    "evictions",
-    "evicted_bytes",
-    "ssd_read_bytes",
-    "ssd_written_bytes",
-    "gap_seconds",
-    "late_seconds",
-)
+#: Columns of ``UsageRecord`` beside the byte-seconds: fields of the message, and columns of a bill, of the same names.
+RECORD_COUNTERS = COUNTS
 #: Columns that may pass 2^63: bytes held x seconds.
-RECORD_INTEGRALS = ("dram_byte_seconds", "ssd_byte_seconds")
+RECORD_INTEGRALS = INTEGRALS
 #: Columns of counters by name.
-RECORD_MAPS = ("puts_refused_by_reason", "evictions_by_cause")
+RECORD_MAPS = MAPS
 #: Decimal digits of a byte-second column: 2^53 bytes for a century have 26.
 INTEGRAL_DIGITS = 30
 
