@@ -86,8 +86,30 @@ def lease(
     Returns:
         The holdings that change.
     """
+    if _is_at_rest(quota_bytes, holdings, members, reserved_bytes):
+        return {}
     targets = place(quota_bytes, holdings, members, reserved_bytes)
     return step(quota_bytes, holdings, members, targets, version)
+
+
+def _is_at_rest(quota_bytes: int, holdings: Holdings, members: Members, reserved_bytes: Mapping[NodeId, int]) -> bool:
+    """Whether all is plainly where it should be: :func:`place` would leave the targets, and :func:`step` the rest.
+
+    That is so of nearly every quota in nearly every step, and the long way takes twenty times as long.
+    """
+    placed_bytes = 0
+    for node, member in members.items():
+        holding = holdings.get(node, NOTHING)
+        target_bytes = holding.target_bytes
+        if holding.granted_bytes != target_bytes:
+            return False
+        if not member.takes_leases:
+            if target_bytes:
+                return False
+        elif target_bytes < reserved_bytes.get(node, 0) or (quota_bytes and member.capacity_bytes and not target_bytes):
+            return False
+        placed_bytes += target_bytes
+    return placed_bytes == quota_bytes
 
 
 def place(

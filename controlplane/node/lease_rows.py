@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from sqlalchemy import ARRAY, BigInteger, Text, bindparam, select, text
+from sqlalchemy import ARRAY, BigInteger, Text, any_, bindparam, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.lease_terms import LeaseTerms
@@ -54,7 +54,7 @@ async def lock_tenants(session: AsyncSession, tenants: Iterable[TenantId] | None
     """
     statement = select(models.Tenant.id).order_by(models.Tenant.id)
     if tenants is not None:
-        statement = statement.where(models.Tenant.id.in_(list(tenants)))
+        statement = statement.where(models.Tenant.id == any_(bindparam("names", list(tenants), ARRAY(Text))))
     await session.execute(statement.with_for_update(read=True, key_share=True))
 
 
@@ -72,13 +72,14 @@ async def read_book(session: AsyncSession, tenants: Iterable[TenantId] | None) -
         lease.version,
     )
     if tenants is not None:
-        names = list(tenants)
-        quotas, leases = quotas.where(quota.tenant_id.in_(names)), leases.where(lease.tenant_id.in_(names))
+        # One array, not a parameter for each name: the statements are the same for any number of them.
+        names = bindparam("names", list(tenants), ARRAY(Text))
+        quotas, leases = quotas.where(quota.tenant_id == any_(names)), leases.where(lease.tenant_id == any_(names))
     book = LeaseBook()
     for tenant, tier, reserved, limit, weight in await session.execute(quotas):
         book.quotas[TenantId(tenant), tier] = TierQuota(reserved, limit, weight)
-    for tenant, tier, node, granted, believed, target, version in await session.execute(leases):
-        book.holdings[TenantId(tenant), tier][NodeId(node)] = Holding(granted, believed, target, version)
+    for tenant, tier, node, *values in await session.execute(leases):
+        book.holdings[TenantId(tenant), tier][NodeId(node)] = Holding(*values)
     return book
 
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
-from sqlalchemy import ARRAY, BigInteger, Text, bindparam, delete, or_, select, text, tuple_, update
+from sqlalchemy import ARRAY, BigInteger, Text, any_, bindparam, delete, or_, select, text, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.leases import Holding, Members
@@ -120,7 +120,7 @@ async def _lock_limits(session: AsyncSession, tenants: Iterable[TenantId] | None
         .with_for_update(read=True, key_share=True)
     )
     if tenants is not None:
-        statement = statement.where(row.tenant_id.in_(list(tenants)))
+        statement = statement.where(row.tenant_id == any_(bindparam("names", list(tenants), ARRAY(Text))))
     return {
         (TenantId(tenant), NamespaceId(namespace), tier): limit_bytes
         for tenant, namespace, dram_bytes, ssd_bytes in await session.execute(statement)
@@ -144,7 +144,7 @@ async def _read_holdings(
         lease.version,
     )
     if tenants is not None:
-        statement = statement.where(lease.tenant_id.in_(list(tenants)))
+        statement = statement.where(lease.tenant_id == any_(bindparam("names", list(tenants), ARRAY(Text))))
     holdings: dict[NamespaceKey, dict[NodeId, Holding]] = defaultdict(dict)
     for tenant, namespace, tier, node, *values in await session.execute(statement):
         holdings[TenantId(tenant), NamespaceId(namespace), tier][NodeId(node)] = Holding(*values)
