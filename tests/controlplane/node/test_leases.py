@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from typing import Any
@@ -202,8 +203,10 @@ async def test_i9_nothing_is_taken_back_right_after_the_database_was_away(
             assert (await held(control))["node-1"][0] == 5 * MIB
             now_s += 5
         now_s += 1
-        await keeper.tick()
-        assert (await held(control))["node-1"] == (0, 0), "it has not come back"
+        # It has not come back. The control plane's own keeper, which waits for longer, may be at it in between.
+        async with asyncio.timeout(30):
+            while (await held(control))["node-1"] != (0, 0):
+                await keeper.tick()
 
 
 async def test_a_drained_node_gives_everything_back_and_can_then_be_removed(
@@ -227,6 +230,7 @@ async def test_a_drained_node_gives_everything_back_and_can_then_be_removed(
         await first.settle()
         await second.reaches(10 * MIB)
         remove = nodes_pb2.RemoveNodeRequest(name="nodes/node-1")
+        await set_node(control, "node-1", last_report_time=utc_now())  # on a busy machine it may be long ago
         error = await refused(nodes.RemoveNode(remove, metadata=admin))
         assert (type(error), error.reason) == (FailedPreconditionError, "NODE_IN_USE")
         await set_node(control, "node-1", last_report_time=utc_now() - 2 * LOST_AFTER)
