@@ -17,21 +17,49 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Final
 
 from controlplane.clock import Clock
 from controlplane.db import Database
 from controlplane.node import registry
 from controlplane.node.lease_keeper import LeaseKeeper
-from controlplane.node.policy_encode import encode_delta, encode_policy
+from controlplane.node.policy_encode import TenantEncoder, encode_delta, encode_policy
 from controlplane.node.policy_feed import PolicyFeed
-from controlplane.node.policy_rows import PolicyRows, read_policy_rows
-from controlplane.node.snapshot import compose_policy
+from controlplane.node.policy_rows import read_policy_rows
+from controlplane.node.snapshot import PolicyComposer
 from saltern.names import NodeId
 from saltern.node.v1 import node_pb2
 
 #: Reads of so many base versions are kept for streams that are a little later.
 _READS_MAX: Final = 8
+
+
+class View:
+    """What was read in one go, to be composed and encoded for every node that is at the same version."""
+
+    def __init__(self, composer: PolicyComposer) -> None:
+        self.rows = composer.rows
+        self._composer = composer
+        self._encoder = TenantEncoder()
+
+    def snapshot(self, node: NodeId, create_time: datetime, lease_duration: timedelta) -> node_pb2.PolicySnapshot:
+        """The whole policy of ``node``; the rows are of every tenant."""
+        policy = self._composer.policy(node)
+        return encode_policy(policy, self.rows.key_set, create_time, lease_duration, encoder=self._encoder)
+
+    def delta(self, node: NodeId, create_time: datetime, lease_duration: timedelta) -> node_pb2.PolicyDelta:
+        """What changed for ``node``; the rows are of what changed."""
+        assert self.rows.base_version is not None and self.rows.changed is not None
+        return encode_delta(
+            self._composer.policy(node),
+            self.rows.base_version,
+            self.rows.changed,
+            key_set=self.rows.key_set,
+            create_time=create_time,
+            lease_duration=lease_duration,
+            encoder=self._encoder,
+        )
 
 
 class PolicyReader:
@@ -40,20 +68,20 @@ class PolicyReader:
     def __init__(self, database: Database, keeper: LeaseKeeper) -> None:
         self._database = database
         self._keeper = keeper
-        self._reads: dict[int | None, asyncio.Task[PolicyRows]] = {}
+        self._reads: dict[int | None, asyncio.Task[View]] = {}
 
-    async def read(self, base_version: int | None, version_min: int) -> PolicyRows:
+    async def read(self, base_version: int | None, version_min: int) -> View:
         """Rows of ``version_min`` or later, of what changed after ``base_version``; None for everything."""
         while True:
             reading = self._reads.get(base_version)
             if reading is None or _is_stale(reading, version_min):
                 reading = self._begin(base_version)
             # One stream that ends must not take the read from the others.
-            rows = await asyncio.shield(reading)
-            if rows.version >= version_min:
-                return rows
+            view = await asyncio.shield(reading)
+            if view.rows.version >= version_min:
+                return view
 
-    def _begin(self, base_version: int | None) -> asyncio.Task[PolicyRows]:
+    def _begin(self, base_version: int | None) -> asyncio.Task[View]:
         reading = asyncio.create_task(self._read(base_version), name="policy rows")
         self._reads[base_version] = reading
         if base_version is None:  # every tenant's rows: nothing to keep longer than somebody waits for it
@@ -64,19 +92,23 @@ class PolicyReader:
                 del self._reads[oldest]
         return reading
 
-    def _forget(self, base_version: int | None, done: asyncio.Task[PolicyRows]) -> None:
+    def _forget(self, base_version: int | None, done: asyncio.Task[View]) -> None:
         if self._reads.get(base_version) is done:
             del self._reads[base_version]
 
-    async def _read(self, base_version: int | None) -> PolicyRows:
+    async def _read(self, base_version: int | None) -> View:
         await self._keeper.settle()
-        return await read_policy_rows(self._database, base_version)
+        rows = await read_policy_rows(self._database, base_version)
+        if rows.changed is not None:
+            return View(PolicyComposer(rows))
+        # 10,000 tenants take a while: other calls go on meanwhile.
+        return View(await asyncio.to_thread(PolicyComposer, rows))
 
 
-def _is_stale(reading: asyncio.Task[PolicyRows], version_min: int) -> bool:
+def _is_stale(reading: asyncio.Task[View], version_min: int) -> bool:
     if not reading.done():
         return False
-    return reading.cancelled() or reading.exception() is not None or reading.result().version < version_min
+    return reading.cancelled() or reading.exception() is not None or reading.result().rows.version < version_min
 
 
 @dataclass(slots=True)
@@ -153,33 +185,18 @@ class PolicyPusher:
                 await asyncio.wait({drained})
 
     async def _next(self, stream: NodeStream) -> node_pb2.StreamPolicyResponse | None:
-        rows = await self._reader.read(stream.base_version, stream.sent_version + 1)
+        view = await self._reader.read(stream.base_version, stream.sent_version + 1)
+        rows, now, lease_duration = view.rows, self._clock(), self._keeper.lease_duration
         row = next((row for row in rows.nodes if row.id == stream.node), None)
         registry.require_epoch(row, stream.node, stream.fencing_epoch)
         if stream.base_version is not None and rows.base_version == stream.base_version:
-            response = node_pb2.StreamPolicyResponse(delta=self._delta(rows, stream.node))
+            response = node_pb2.StreamPolicyResponse(delta=view.delta(stream.node, now, lease_duration))
         else:
             stream.base_version = None
-            # 10,000 tenants take a while: other calls go on meanwhile.
-            response = node_pb2.StreamPolicyResponse(
-                snapshot=await asyncio.to_thread(self._snapshot, rows, stream.node)
-            )
+            snapshot = await asyncio.to_thread(view.snapshot, stream.node, now, lease_duration)
+            response = node_pb2.StreamPolicyResponse(snapshot=snapshot)
         stream.sent(rows.version)
         return response
-
-    def _snapshot(self, rows: PolicyRows, node: NodeId) -> node_pb2.PolicySnapshot:
-        return encode_policy(compose_policy(rows, node), rows.key_set, self._clock(), self._keeper.lease_duration)
-
-    def _delta(self, rows: PolicyRows, node: NodeId) -> node_pb2.PolicyDelta:
-        assert rows.base_version is not None and rows.changed is not None
-        return encode_delta(
-            compose_policy(rows, node),
-            rows.base_version,
-            rows.changed,
-            key_set=rows.key_set,
-            create_time=self._clock(),
-            lease_duration=self._keeper.lease_duration,
-        )
 
 
 async def _first(

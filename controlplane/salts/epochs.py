@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
+from typing import Protocol
 from uuid import UUID
 
 from sqlalchemy import select
@@ -20,7 +21,16 @@ from controlplane.secrets import KeyEncryptionKey, root_secret_context
 from saltern.names import TenantId
 
 
-def readable_epochs(rows: Iterable[SaltEpoch]) -> dict[str, tuple[int, ...]]:
+class EpochOfTenant(Protocol):
+    """A row of ``SaltEpoch``, or as much of it as nodes are told of."""
+
+    @property
+    def tenant_id(self) -> str: ...
+    @property
+    def epoch(self) -> int: ...
+
+
+def readable_epochs(rows: Iterable[EpochOfTenant]) -> dict[str, tuple[int, ...]]:
     """The epochs of each tenant in ascending order, the current one last: all that nodes are told of salts."""
     epochs: dict[str, list[int]] = defaultdict(list)
     for row in rows:
