@@ -194,8 +194,8 @@ class Node:
         return self._core.usage()
 
     def usages(self) -> Iterator[NodeUsage]:
-        """The same of all tenants, some at a time, for whoever lets others have the loop in between."""
-        tenants = self._core.tenants()
+        """The same of the tenants that a report names, some at a time, for whoever lets others have the loop."""
+        tenants = self._core.reported_tenants()
         for at in range(0, len(tenants), _TENANTS_AT_ONCE):
             yield self._core.usage(tenants[at : at + _TENANTS_AT_ONCE])
 

@@ -47,7 +47,8 @@ async def serve(
         kept: where the last policy is kept for a restart (I9).
         state_id: of the state folder.
         control_tls: whom to trust at the control plane; None for plain text.
-        control_wait_s: how long to wait for a control plane that is starting as well.
+        control_wait_s: how long to wait for a control plane that is starting as well; and for the first policy, if that
+            is longer than ``FIRST_POLICY_S``.
         ready_file: written when the node serves, removed at the end.
 
     Raises:
@@ -84,7 +85,7 @@ async def serve(
         # Stopped first of all on the way out: a leaving node must not register again over its successor.
         following = asyncio.create_task(client.run(), name="control client")
         stack.push_async_callback(_cancel, following)
-        if not await _until(stop, _first_policy(client, control)):
+        if not await _until(stop, _first_policy(client, control, max(FIRST_POLICY_S, control_wait_s))):
             return
         garbage.settle()  # once more: DRAM that was adopted with the first policy may be a million new objects
         if ready_file is not None:
@@ -118,12 +119,12 @@ async def _join(client: ControlClient, patience_s: float) -> None:
         client.resume(error)
 
 
-async def _first_policy(client: ControlClient, control: str) -> None:
+async def _first_policy(client: ControlClient, control: str, patience_s: float) -> None:
     try:
-        await asyncio.wait_for(client.has_policy.wait(), FIRST_POLICY_S)
+        await asyncio.wait_for(client.has_policy.wait(), patience_s)
     except TimeoutError:
         raise UnavailableError(
-            f"registered at {control}, but no policy that this node can serve came within {FIRST_POLICY_S:.0f} s",
+            f"registered at {control}, but no policy that this node can serve came within {patience_s:.0f} s",
             reason="NO_POLICY",
             hint="see the node's log for the reason a policy was refused, and the control plane's log",
         ) from None

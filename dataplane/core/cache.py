@@ -36,7 +36,7 @@ from dataplane.core.prechecks import limit_was_lowered, precheck
 from dataplane.core.promotion import promote_end, promote_start
 from dataplane.core.reading import find_keys, pin_entries, touch_entries, unpin_entries
 from dataplane.core.reaping import POLICY_SLICE_BYTES, work_off
-from dataplane.core.report import known_tenants, node_usage
+from dataplane.core.report import known_tenants, node_usage, reported_tenants
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from dataplane.core.snapshot import ArenaIdentity, Snapshot, encode_snapshot
 from dataplane.core.soft_mark import trim
@@ -376,6 +376,10 @@ class CacheCore:
     def tenants(self) -> list[TenantId]:
         """Every tenant that the policy names or that still holds bytes, on either tier."""
         return known_tenants(self._pool, self._ssd)
+
+    def reported_tenants(self) -> list[TenantId]:
+        """Those of :meth:`tenants` that a report names: of very many, those of which there is anything to tell."""
+        return reported_tenants(self._pool, self._ssd)
 
     def usage(self, tenants: Iterable[TenantId] | None = None) -> NodeUsage:
         """Books and counters of all :meth:`tenants`, or of some: whoever has 10,000 can take them in pieces.

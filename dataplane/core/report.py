@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Final
 
 from dataplane.core.pool import Pool
 from dataplane.core.ssd_namespaces import namespace_usages
@@ -13,11 +14,31 @@ from dataplane.core.usage import NamespaceUsage, NodeUsage, TenantCounters, Tena
 from saltern.names import NamespaceId, TenantId
 from tenants.policy import NodePolicy, TenantPolicy
 
+#: So many tenants are reported one and all, so that each is known to have been looked at.
+ALL_REPORTED_TENANTS_MAX: Final = 500
+
 
 def known_tenants(pool: Pool, ssd: SsdTier | None) -> list[TenantId]:
     """Every tenant that the policy names or that still holds bytes, on either tier."""
     below = () if ssd is None else ssd.tenants.keys() - pool.tenants.keys()
     return [*pool.tenants, *below]
+
+
+def reported_tenants(pool: Pool, ssd: SsdTier | None) -> list[TenantId]:
+    """Those of :func:`known_tenants` that a report names: all of them, or of very many those with anything to tell.
+
+    Of 10,000 tenants most do nothing for most of the time, and a report of them all would take longer than the time to
+    the next one. Who is left out holds, reserves and limits nothing, and nothing was ever counted for it.
+    """
+    tenants = known_tenants(pool, ssd)
+    if len(tenants) <= ALL_REPORTED_TENANTS_MAX:
+        return tenants
+    return [tenant for tenant in tenants if not _is_blank(pool.tenants.get(tenant), ssd, tenant)]
+
+
+def _is_blank(owner: TenantCache | None, ssd: SsdTier | None, tenant: TenantId) -> bool:
+    below = None if ssd is None else ssd.tenants.get(tenant)
+    return (owner is None or owner.is_blank) and (below is None or below.is_blank)
 
 
 def node_usage(pool: Pool, ssd: SsdTier | None, policy: NodePolicy, tenants: Iterable[TenantId]) -> NodeUsage:

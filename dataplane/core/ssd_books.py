@@ -28,6 +28,7 @@ from tenants.quota import TierQuota
 NO_QUOTA = TierQuota(reserved_bytes=0, limit_bytes=0)
 #: The limit of a namespace that has none: more than any device has.
 NO_LIMIT_BYTES: Final = 2**63 - 1
+_NO_COUNTS: Final = SsdCounters()
 
 
 class SegmentState(Enum):
@@ -204,6 +205,13 @@ class TenantSsd:
         self.uid = uid
 
     namespaces: dict[str, NamespaceSsd] = field(default_factory=dict)
+
+    @property
+    def is_blank(self) -> bool:
+        """Nothing is held or reserved, and nothing ever happened."""
+        if self.partitions or self.namespaces or self.used_bytes or self.quota.reserved_bytes:
+            return False
+        return self.counters == _NO_COUNTS
 
     @property
     def limit_bytes(self) -> int:

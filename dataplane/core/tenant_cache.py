@@ -19,6 +19,7 @@ from tenants.quota import TierQuota
 
 #: The limit of a namespace that has none: more than there is memory.
 NO_LIMIT_BYTES: Final = 2**63 - 1
+_NO_COUNTS: Final = TenantCounters()
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +55,13 @@ class TenantCache:
         if self.budget.used_bytes > self.budget.limit_bytes:
             return True
         return any(namespace.is_above_limit for namespace in self.namespaces.values())
+
+    @property
+    def is_blank(self) -> bool:
+        """Nothing is held or reserved, and nothing ever happened."""
+        if self.partitions or self.namespaces or self.budget.used_bytes or self.budget.reserved_bytes:
+            return False
+        return self.counters == _NO_COUNTS
 
     @property
     def is_idle(self) -> bool:

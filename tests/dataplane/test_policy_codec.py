@@ -21,7 +21,7 @@ from dataplane.core.usage import (
     TenantCounters,
     TenantUsage,
 )
-from dataplane.policy_codec import decode_snapshot, encode_usage
+from dataplane.policy_codec import SnapshotDecoder, decode_snapshot, encode_usage
 from saltern.admin.v1 import quotas_pb2, usage_pb2
 from saltern.errors import InvalidArgumentError
 from saltern.names import NamespaceId, TenantId
@@ -47,6 +47,29 @@ def test_a_snapshot_decodes_to_a_policy() -> None:
         },
     )
     assert key_set == KeySet("saltern-1", {"k1": KEY})
+
+
+def test_a_tenant_that_is_as_in_the_snapshot_before_is_the_same_object_and_no_other_is() -> None:
+    decoder = SnapshotDecoder()
+    first = node_pb2.PolicySnapshot()
+    first.CopyFrom(snapshot())
+    blue = first.tenants.add()
+    blue.CopyFrom(first.tenants[0])
+    blue.tenant_id = "blue"
+    before, _ = decoder.decode(first)
+    second = node_pb2.PolicySnapshot()
+    second.CopyFrom(first)
+    second.version += 1
+    second.tenants[1].tiers[0].limit_bytes += 1
+    after, _ = decoder.decode(second)
+    assert after == decode_snapshot(second)[0]
+    assert after.tenants[TenantId("acme")] is before.tenants[TenantId("acme")]
+    assert after.tenants[TenantId("blue")] != before.tenants[TenantId("blue")]
+    second.tenants[1].state = 99
+    with pytest.raises(InvalidArgumentError):
+        decoder.decode(second)
+    again, _ = decoder.decode(first)
+    assert again == before and again.tenants[TenantId("acme")] is before.tenants[TenantId("acme")]
 
 
 def test_what_the_control_plane_encodes_the_node_decodes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dataplane.core.report import ALL_REPORTED_TENANTS_MAX
 from dataplane.core.usage import TenantUsage
 from dataplane.policy_codec import encode_usage
 from saltern.names import NamespaceId, TenantId
@@ -61,3 +62,18 @@ def test_i8_a_namesake_begins_at_0_and_a_changed_tenant_goes_on() -> None:
     assert usage(node).uid == "second"
     assert (counters.puts_stored, counters.get_hits, counters.get_misses, counters.hit_tokens) == (0, 0, 0, 0)
     assert usage(node).used_bytes == 0
+
+
+def test_i8_of_very_many_tenants_only_those_with_nothing_to_tell_are_left_out_of_reports() -> None:
+    names = [f"t-{number}" for number in range(ALL_REPORTED_TENANTS_MAX)]
+    few = make_policy(1, dict.fromkeys(names, (0, 10)))
+    node = Node(100, few)
+    assert set(node.core.reported_tenants()) == few.tenants.keys()
+    many = make_policy(2, {**dict.fromkeys(names, (0, 10)), "holds": (0, 10), "missed": (0, 10), "reserves": (1, 10)})
+    node.apply(many)
+    assert node.core.reported_tenants() == ["reserves"]
+    node.fill("holds", range(1))
+    node.core.get_end(node.core.get_start(node.partition("missed"), [key_of(1)], node.tick()))
+    assert set(node.core.reported_tenants()) == {"holds", "missed", "reserves"}
+    told = {tenant for tenant, books in node.core.usage().tenants.items() if books.used_bytes or books.reserved_bytes}
+    assert told <= set(node.core.reported_tenants())
