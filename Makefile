@@ -82,7 +82,7 @@ bench-scale: setup  ## measure with 10^6 entries and with 10,000 tenants; writes
 bench-peers: setup  ## install the other stores that make bench measures, each into an environment of its own
 	@$(BIN)/python -m saltern.bench.peers.install build/bench/peers $(PEERS)
 
-bench-control: setup  ## measure the control plane beside bare limits: BENCH_CONTROL_ARGS="--output json"
+bench-control: setup  ## measure exchanges, changes of policy and the audit trail against their targets: BENCH_CONTROL_ARGS="--output json"
 	@$(BIN)/python -m controlplane.bench_control $(BENCH_CONTROL_ARGS)
 
 bench-policy: setup  ## measure how long a change takes to be in force on 8 nodes with 10,000 tenants: BENCH_POLICY_ARGS="--output json"

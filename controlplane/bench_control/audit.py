@@ -25,7 +25,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
 from controlplane.audit.trail import EVENT_COLUMNS
+from controlplane.bench_control.measure import cpu_of
 from controlplane.bench_control.stack import BenchStack, bench_stack
+from controlplane.bench_control.targets import EXPORT, VERIFY
 from saltern.admin.v1.audit_pb2 import ExportAuditEventsRequest
 from saltern.admin_client import AdminClient, ApiKey, redeem_bootstrap_token
 from saltern.audit.chain import AuditRecord, ChainHead, append, genesis
@@ -64,10 +66,16 @@ def main(*, events: int, rounds: int, output: str) -> None:
     if output == "json":
         click.echo(json.dumps(report, indent=2))
         return
-    click.echo(f"{'':36} {'events/s':>10} {'client CPU us':>14} {'server CPU us':>14}")
+    click.echo(table(report))
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report for people."""
+    lines = [f"{'':36} {'events/s':>10} {'client CPU us':>14} {'server CPU us':>14}"]
     for name, taken in report["measured"].items():
-        click.echo(f"{name:36} {taken['per_s']:10,.0f} {taken['client_cpu_us']:14.2f} {taken['server_cpu_us']:14.2f}")
-    click.echo(f"{events} events, {report['cpus']} CPUs, load {report['load_average_1_min']:.1f}")
+        lines.append(f"{name:36} {taken['per_s']:10,.0f} {taken['client_cpu_us']:14.2f} {taken['server_cpu_us']:14.2f}")
+    lines.append(f"{report['events']} events, {report['cpus']} CPUs, load {report['load_average_1_min']:.1f}")
+    return "\n".join(lines)
 
 
 def measure(stack: BenchStack, *, events: int, rounds: int) -> dict[str, Any]:
@@ -110,8 +118,8 @@ def measure(stack: BenchStack, *, events: int, rounds: int) -> dict[str, Any]:
                 hashlib.sha256(line).digest()
 
     works: dict[str, Callable[[], None]] = {
-        "export as JSON Lines, to a file": export,
-        "verify, offline": verify,
+        EXPORT: export,
+        VERIFY: verify,
         "bare: the rows through a cursor": rows,
         "bare: SHA-256 of each line": hashing,
     }
@@ -133,18 +141,13 @@ def measure(stack: BenchStack, *, events: int, rounds: int) -> dict[str, Any]:
 
 
 def _timed(work: Callable[[], None], events: int, server_pid: int) -> dict[str, float]:
-    began_s, client_s, server_s = time.perf_counter(), time.process_time(), _cpu_s(server_pid)
+    began_s, client_s, server_s = time.perf_counter(), time.process_time(), cpu_of(server_pid)
     work()
     return {
         "per_s": events / (time.perf_counter() - began_s),
         "client_cpu_us": 1e6 * (time.process_time() - client_s) / events,
-        "server_cpu_us": 1e6 * (_cpu_s(server_pid) - server_s) / events,
+        "server_cpu_us": 1e6 * (cpu_of(server_pid) - server_s) / events,
     }
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _opened(path: Path) -> TextExport:

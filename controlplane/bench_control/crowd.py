@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,6 +16,8 @@ from controlplane.bench_control.stack import BenchStack, child, wait_ready
 from controlplane.db.row_security import EVERY_TENANT, TENANT_SETTING
 
 NAMESPACE: Final = "chat"
+READY: Final = "ready.json"
+LOG: Final = "node.log"
 #: What each node gets; all tenants together reserve nothing, so that any number fits.
 _DRAM: Final = "64MiB"
 
@@ -57,27 +61,42 @@ def add_tenants(stack: BenchStack, tenants: int) -> None:
 def nodes(stack: BenchStack, api_keys: Sequence[str], folder: Path) -> Iterator[list[str]]:
     """Run node-0 and so on, one for each of their keys, for the time of the block; gives where each serves gRPC."""
     with ExitStack() as processes:
-        endpoints = []
-        for number, api_key in enumerate(api_keys):
-            own = folder / f"node-{number}"
-            own.mkdir(0o700)
-            key_file, ready_file, log_file = own / "node.key", own / "ready.json", own / "node.log"
-            key_file.touch(0o600)
-            key_file.write_text(api_key)
-            command = [sys.executable, "-m", "saltern", "serve", "node", "--node-id", f"node-{number}"]
-            command += ["--control", stack.control, "--api-key-file", str(key_file), "--listen", "127.0.0.1:0"]
-            command += ["--grpc-listen", "127.0.0.1:0", "--metrics-listen", "off", "--dram-bytes", _DRAM]
-            command += ["--control-wait", "120"]
-            command += [
-                "--shm-path",
-                str(own / "shm"),
-                "--state-dir",
-                str(own / "state"),
-                "--ready-file",
-                str(ready_file),
-            ]
-            log = processes.enter_context(log_file.open("wb"))
-            process = processes.enter_context(child(command, {}, stderr=log))
-            # One after the other: every node that joins moves everybody's shares.
-            endpoints.append(wait_ready(process, ready_file, log_file)["grpc_endpoint"])
-        yield endpoints
+        folders = [folder / f"node-{number}" for number in range(len(api_keys))]
+        starting = [processes.enter_context(_node(stack, *of)) for of in zip(api_keys, folders, strict=True)]
+        ready = [wait_ready(process, own / READY, own / LOG) for process, own in zip(starting, folders, strict=True)]
+        yield [one["grpc_endpoint"] for one in ready]
+
+
+@contextmanager
+def _node(stack: BenchStack, api_key: str, own: Path) -> Iterator[subprocess.Popen[str]]:
+    """One node, of the name of the folder that it has for itself."""
+    own.mkdir(0o700)
+    key_file = own / "node.key"
+    key_file.touch(0o600)
+    key_file.write_text(api_key)
+    options = {
+        "--node-id": own.name,
+        "--control": stack.control,
+        "--api-key-file": str(key_file),
+        "--listen": "127.0.0.1:0",
+        "--grpc-listen": "127.0.0.1:0",
+        "--metrics-listen": "off",
+        "--dram-bytes": _DRAM,
+        "--control-wait": "120",
+        "--shm-path": str(own / "shm"),
+        "--state-dir": str(own / "state"),
+        "--ready-file": str(own / READY),
+    }
+    command = [sys.executable, "-m", "saltern", "serve", "node", *(part for pair in options.items() for part in pair)]
+    with (own / LOG).open("wb") as log, child(command, {}, stderr=log) as process:
+        yield process
+
+
+def snapshot_loads_ms(folder: Path, tenants: int) -> list[float]:
+    """How long nodes took to make snapshots of at least so many tenants their policy, by their logs."""
+    return [
+        event["took_ms"]
+        for log in folder.glob(f"node-*/{LOG}")
+        for line in log.read_text().splitlines()
+        if '"policy snapshot loaded"' in line and (event := json.loads(line))["tenants"] >= tenants
+    ]

@@ -32,7 +32,7 @@ async def keep_in_flight(
 ) -> Rate:
     """Keep ``in_flight`` calls going for ``duration_s`` seconds; an error of any of them ends it."""
     took_s: list[float] = []
-    began_s, cpu_s = perf_counter(), _cpu_s(server_pid)
+    began_s, cpu_s = perf_counter(), cpu_of(server_pid)
 
     async def one_after_another() -> None:
         while (at_s := perf_counter()) < began_s + duration_s:
@@ -46,7 +46,7 @@ async def keep_in_flight(
         per_s=len(took_s) / elapsed_s,
         p50_ms=1000 * took_s[len(took_s) // 2],
         p99_ms=1000 * took_s[len(took_s) * 99 // 100],
-        server_cpu_us=1e6 * (_cpu_s(server_pid) - cpu_s) / len(took_s),
+        server_cpu_us=1e6 * (cpu_of(server_pid) - cpu_s) / len(took_s),
     )
 
 
@@ -55,7 +55,8 @@ def median(rates: list[Rate]) -> Rate:
     return sorted(rates, key=lambda rate: rate.per_s)[len(rates) // 2]
 
 
-def _cpu_s(pid: int | None) -> float:
+def cpu_of(pid: int | None) -> float:
+    """Seconds of CPU that a process has taken; 0 for none."""
     if pid is None:
         return 0.0
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -11,9 +11,11 @@ from dataclasses import asdict
 import grpc
 import pytest
 
-from controlplane.bench_control.__main__ import table
 from controlplane.bench_control.echo import METHOD
+from controlplane.bench_control.exchange import table
 from controlplane.bench_control.measure import Rate, keep_in_flight, median
+from controlplane.bench_control.targets import TARGETS, judge
+from controlplane.bench_control.targets import table as target_table
 
 
 async def test_so_many_calls_are_in_flight_and_none_is_lost() -> None:
@@ -58,3 +60,11 @@ def test_the_report_shows_the_round_in_the_middle() -> None:
     report = {"cpus": 2, "load_average_1_min": 0.5, "tenants": 3, "in_flight": 4, "rounds": 3}
     shown = table(report | {name: asdict(middle) for name in names})
     assert shown.count("20") >= 4 and "keys of 3 tenants" in shown
+
+
+def test_targets_are_held_against_what_was_measured_and_nothing_else() -> None:
+    policy = {"quota_ms": {"p99": 501.0}, "revocation_ms": {"p99": 999.0}, "snapshot_load_ms": {"max": 1000.0}}
+    report = {"exchange": {"exchange": {"per_s": 1000.0}}, "policy": policy, "audit": {"failure": "TimeoutError: "}}
+    verdicts = [one["verdict"] for one in judge(report)]
+    assert verdicts == ["met", "missed", "met", "met", "not measured", "not measured", "not measured"]
+    assert len(target_table(judge(report)).splitlines()) == len(TARGETS)
