@@ -30,6 +30,8 @@ from saltern.node.v1 import node_pb2
 
 #: So long an answer waits for what it reported to be stored, so that whoever asks next sees it; then it goes out.
 ANSWER_WITHIN_S: Final = 1.0
+#: Longest wait for reports at work when the process stops.
+FINISH_WITHIN_S: Final = 5.0
 
 _log = structlog.get_logger(__name__)
 
@@ -78,9 +80,18 @@ class ReportIntake:
             report.stored.result()
 
     async def finish(self) -> None:
-        """Return when everything that was answered is stored."""
-        while self._working:
-            await asyncio.wait(set(self._working.values()))
+        """Return when everything that was answered is stored, in ``FINISH_WITHIN_S`` at the latest.
+
+        What is given up then is rolled back, and the node's next report, to whichever control plane, makes up for it.
+        """
+        if not self._working:
+            return
+        _, left = await asyncio.wait(set(self._working.values()), timeout=FINISH_WITHIN_S)
+        for task in left:
+            task.cancel()
+        if left:
+            _log.warning("report of a node not stored", node=",".join(map(str, self._working)), reason="STOPPING")
+            await asyncio.wait(left)
 
     async def _work(self, node: NodeId) -> None:
         try:

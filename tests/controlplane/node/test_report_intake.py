@@ -161,3 +161,17 @@ async def test_a_control_plane_that_stops_stores_what_it_has_answered(
         assert not done
     await finishing
     assert await used_bytes(control) == 42
+
+
+async def test_a_control_plane_that_stops_does_not_wait_for_books_without_end(
+    control: Control, as_node: Metadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_intake, "ANSWER_WITHIN_S", 0.01)
+    monkeypatch.setattr(report_intake, "FINISH_WITHIN_S", 0.01)
+    intake = report_intake.ReportIntake(control.database)
+    message = node_pb2.ReportUsageRequest(node_id="node-1", fencing_epoch=await register(control, as_node))
+    books = registry.TenantBooks("acme", {}, dict.fromkeys(models.USAGE_COUNTERS, 0), {}, None)  # type: ignore[arg-type]
+    async with slow_books(control):
+        await intake.take_in(report_intake.Report("node-1", message, [books], await reported(control)))  # type: ignore[arg-type]
+        await intake.finish()
+        assert not intake._working
