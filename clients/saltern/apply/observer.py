@@ -66,9 +66,9 @@ def observe(
         SalternError: what the control plane refuses. A tenant that is not there is no error.
     """
     resources: list[Resource] = []
+    kinds = declared.kinds()
     for tenant in declared.tenants:
-        kinds = frozenset(kind for kind in Kind if declared.declares(kind, tenant))
-        resources += observe_tenant(admin, tenant, kinds)
+        resources += observe_tenant(admin, tenant, kinds[tenant])
         on_tenant(tenant)
     if all_tenants:
         others = (item for item in list_tenants(admin) if parse_tenant_name(item.name) not in declared.tenants)

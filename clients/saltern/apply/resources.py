@@ -193,8 +193,11 @@ class Declaration:
     resources: Mapping[Identity, Resource]
     sections: frozenset[Section]
 
-    def declares(self, kind: Kind, tenant: TenantId) -> bool:
-        """Whether anything of ``kind`` is said about ``tenant``."""
-        return any(section == (kind, tenant_name(tenant)) for section in self.sections) or any(
-            resource.kind is kind and resource.tenant == tenant for resource in self.resources.values()
-        )
+    def kinds(self) -> Mapping[TenantId, frozenset[Kind]]:
+        """The kinds of which anything is said about each tenant."""
+        said: dict[TenantId, set[Kind]] = {tenant: set() for tenant in self.tenants}
+        for resource in self.resources.values():
+            said.setdefault(resource.tenant, set()).add(resource.kind)
+        for kind, parent in self.sections:
+            said.setdefault(TenantId(parent.split("/")[1]), set()).add(kind)
+        return {tenant: frozenset(kinds) for tenant, kinds in said.items()}

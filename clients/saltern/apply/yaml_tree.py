@@ -95,7 +95,7 @@ def parse_documents(content: bytes, source: str) -> list[Node]:
             reason="YAML_NOT_INSTALLED",
             hint="pip install 'saltern[apply]' into this environment",
         ) from None
-    # The parser in C where the wheel has it: a file of 10,000 tenants is read in a second instead of a minute.
+    # The parser in C where the wheel has it: a file of 10,000 tenants is read in seconds instead of a minute.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         return list(_Builder(source, iter(yaml.parse(text, Loader=loader))).documents())
