@@ -35,6 +35,7 @@ from saltern.cli.settings import OUTPUT_JSON, Group, settings_of
 from saltern.cli.share import share
 from saltern.cli.signing import token
 from saltern.cli.tenant import tenant
+from saltern.cli.trace import trace
 from saltern.cli.usage import usage
 from saltern.errors import InvalidArgumentError, SalternError
 
@@ -78,6 +79,7 @@ for command in (
     DeferredCommand("top", "saltern.cli.top:top", "Watch who uses the cache now, and how."),
     node,
     audit,
+    trace,
     DeferredCommand("apply", "saltern.cli.apply:apply", "Make a deployment what files say."),
     DeferredCommand("export-config", "saltern.cli.apply:export_config", "Write tenants as a file for apply."),
     DeferredCommand("completion", "saltern.cli.completion:completion", "Print what makes a shell complete."),

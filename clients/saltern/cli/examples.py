@@ -82,6 +82,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "saltern completion fish > ~/.config/fish/completions/saltern.fish",
     ),
     "doctor": ("saltern doctor", "saltern doctor -o json"),
+    "trace show": (
+        "saltern trace show conversation_trace.jsonl.gz",
+        "saltern trace show client-61.csv --input-tokens 1024 --requests 100000",
+    ),
     "demo": ("saltern demo --output-dir build/demo",),
     "bench": ("saltern bench --peers none --turns 3",),
 }

@@ -7,8 +7,8 @@
 ``timestamp`` is in milliseconds. ``hash_ids`` name the prompt's blocks in order; equal ids mean the same block after
 the same prefix. The last block may be partial, or left out. ``output_length`` may be missing; ``tenant`` and
 ``session_id`` may be there, and in what :func:`encode_request` writes ``parent_session``, ``think_time``, ``api_time``,
-``ttft`` (seconds) and ``stop``: a file with think times is a closed-loop trace. (Published with the Mooncake paper, FAST '25, in blocks of 512 tokens; the hash traces of
-vLLM and LMCache agents have the same form in blocks of 64.)
+``ttft`` (seconds) and ``stop``: a file with think times is a closed-loop trace. (Published with the Mooncake paper,
+FAST '25, in blocks of 512 tokens; the hash traces of vLLM and LMCache agents have the same form in blocks of 64.)
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ EXPECTED: Final = (
 )
 #: The published block size, assumed where a file of short prompts fits several.
 BLOCK_TOKENS: Final = 512
+#: A trace that was written here has its provenance beside it, in a file of its name and this.
+PROVENANCE_ENDING: Final = ".provenance.json"
 _BLOCK_SIZES: Final = (16, 32, 64, 128, 256, 512, 1024, 2048)
 _LOOKED_AT_LINES: Final = 200
 
@@ -57,20 +59,49 @@ def looks_like(row: Any) -> bool:
     return isinstance(row, dict) and isinstance(row.get("hash_ids", ()), list) and "input_length" in row
 
 
+class _Beside(msgspec.Struct, rename="camel"):
+    """What a file of provenance says of the trace beside it."""
+
+    sha256: str
+    identity: Identity
+    identity_note: str
+    block_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    notes: list[str] = []
+
+
 def load(path: Path, options: LoadOptions) -> Trace:
-    """The trace; its block size is what ``options`` says or what the first requests fit."""
+    """The trace. Its block size is what ``options`` says or what the first requests fit.
+
+    One that was written here keeps its labels, by the file of provenance beside it.
+    """
+    provenance = file_provenance(path, "hash-ids")
+    beside = _beside(path, provenance.sha256)
     first = list(_first_rows(read_lines(path)))
-    block_tokens = options.block_tokens or _find_block_tokens(first)
+    known_tokens = beside.block_tokens if beside else 0
+    block_tokens = options.block_tokens or known_tokens or _find_block_tokens(first)
+    lengths_only = beside is not None and beside.identity is Identity.NONE
     closed_loop = any(row.think_time is not None for row in first)
     return Trace(
         name=trace_name(path),
-        provenance=file_provenance(path, "hash-ids"),
-        block_tokens=block_tokens,
+        provenance=provenance,
+        block_tokens=0 if lengths_only else block_tokens,
         arrival=Arrival.CLOSED_LOOP if closed_loop else Arrival.ABSOLUTE,
-        identity=Identity.RECORDED,
-        identity_note=f"prefix hashes as the file has them, {block_tokens} tokens a block",
-        opener=lambda: in_order(lambda: _read(path, block_tokens), options, rebase=False),
+        identity=beside.identity if beside else Identity.RECORDED,
+        identity_note=beside.identity_note
+        if beside
+        else f"prefix hashes as the file has them, {block_tokens} tokens a block",
+        notes=tuple(beside.notes) if beside else (),
+        opener=lambda: in_order(lambda: _read(path, block_tokens, lengths_only), options, rebase=False),
     )
+
+
+def _beside(path: Path, sha256: str) -> _Beside | None:
+    """The labels of a trace that was written here; None where there are none, or they are another file's."""
+    try:
+        said = msgspec.json.decode((path.parent / (path.name + PROVENANCE_ENDING)).read_bytes(), type=_Beside)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return said if said.sha256 == sha256 else None
 
 
 def encode_request(request: TraceRequest) -> bytes:
@@ -91,12 +122,12 @@ def encode_request(request: TraceRequest) -> bytes:
     return msgspec.json.encode(row) + b"\n"
 
 
-def _read(path: Path, block_tokens: int) -> Iterator[Timed]:
+def _read(path: Path, block_tokens: int, lengths_only: bool) -> Iterator[Timed]:
     for line in read_lines(path):
         row = line.convert(line.json(), _Row, EXPECTED)
         blocks = len(row.hash_ids)
         full, rest = divmod(row.input_length, block_tokens)
-        if not full <= blocks <= full + bool(rest):
+        if not full <= blocks <= full + bool(rest) and not (lengths_only and not blocks):
             line.refuse(
                 f"{blocks} hash_ids for {row.input_length} tokens",
                 f"expected {full + bool(rest)}: one for each {block_tokens} tokens (is its block size another?)",

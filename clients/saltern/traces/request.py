@@ -104,12 +104,17 @@ class Provenance:
 def composed_provenance(
     source: str, parts: Sequence[Provenance], *, steps: Sequence[str] = (), seed: int | None = None
 ) -> Provenance:
-    """Provenance of requests made of ``parts``; its sha256 is over what all of them say, so equal means equal input."""
-    said = json.dumps([[part.to_dict() for part in parts], list(steps), seed], sort_keys=True)
+    """Provenance of requests made of ``parts``; its sha256 is over all that decides them: equal means equal
+    requests, wherever the files lie."""
+    said = json.dumps([[_content(part) for part in parts], list(steps), seed])
     digest = hashlib.sha256(said.encode()).hexdigest()
     return Provenance(
         source=source, format="composed", sha256=digest, seed=seed, steps=tuple(steps), parts=tuple(parts)
     )
+
+
+def _content(part: Provenance) -> list[Any]:
+    return [part.format, part.sha256, part.seed, list(part.steps), [_content(inner) for inner in part.parts]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
