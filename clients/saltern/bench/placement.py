@@ -32,7 +32,10 @@ from saltern.grant import NodeEndpoint
 from saltern.keys import BlockHash
 from saltern.names import NamespaceId, TenantId
 from saltern.placement import Pair, Placement, ReadLoad
-from saltern.traces.mooncake import BLOCK_TOKENS, TraceRequest, read_trace
+from saltern.traces.hash_ids import BLOCK_TOKENS
+from saltern.traces.load import load_trace
+from saltern.traces.options import LoadOptions
+from saltern.traces.request import TraceRequest
 
 #: Requests after the loss over which the hit rate is taken.
 WINDOW_REQUESTS: Final = 300
@@ -282,7 +285,7 @@ def _hash(block: int) -> BlockHash:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, as Markdown."""
     parser = argparse.ArgumentParser(prog="python -m saltern.bench.placement", description="Compare placement rules.")
-    parser.add_argument("trace", type=Path, help="a JSONL file in the Mooncake form")
+    parser.add_argument("trace", type=Path, help="a trace with prefix identity, see docs/replay.md")
     parser.add_argument("--nodes", type=int, nargs="+", default=[NODES], help="how many nodes (default: 8)")
     parser.add_argument("--block-tokens", type=int, default=BLOCK_TOKENS, help="tokens in one block (default: 512)")
     parser.add_argument("--clients", type=int, default=CLIENTS, help="inference servers, for our rule (default: 8)")
@@ -290,12 +293,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES), metavar="RULE")
     options = parser.parse_args(arguments)
     rules: dict[str, WorldMaker] = {**RULES, OURS: partial(PairWorld, clients=options.clients, sticky=options.sticky)}
-    requests = list(read_trace(options.trace, block_tokens=options.block_tokens))
+    trace = load_trace(options.trace, LoadOptions(block_tokens=options.block_tokens))
+    block_tokens = trace.block_tokens  # a file that states its own has the last word
+    # A prompt without blocks has no place to lie in.
+    requests = [request for request in trace if request.block_ids]
     for nodes in options.nodes:
         print(f"\n{options.trace.name}, {len(requests)} requests, {nodes} nodes\n")  # noqa: T201
         print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}")  # noqa: T201
         for name in options.rules:
-            figures = measure(rules[name], requests, nodes=nodes, block_tokens=options.block_tokens)
+            figures = measure(rules[name], requests, nodes=nodes, block_tokens=block_tokens)
             print(f"| {' | '.join([name, *figures.cells()])} |", flush=True)  # noqa: T201
 
 
