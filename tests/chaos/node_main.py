@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from dataplane import commands
+from dataplane import commands, serving
 from dataplane.io.ssd_places import place_of
 from dataplane.node import Node, NodeEndpoints
 from saltern.names import TenantId
@@ -110,7 +110,7 @@ def main() -> None:
     _books_file = Path(sys.argv[1])
     if sys.argv[2] != "-":
         _trigger = Trigger(Aim.parse(sys.argv[2]), is_armed=sys.argv[3] == "at-once")
-    setattr(commands, "Node", TellingNode)  # noqa: B010  # what the command makes
+    setattr(serving, "Node", TellingNode)  # noqa: B010  # what the command serves
     commands.serve_node.main(sys.argv[4:], prog_name="saltern serve node")
 
 
