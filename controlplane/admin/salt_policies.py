@@ -56,11 +56,12 @@ class SaltPolicyService(AdminServicer, salt_policies_pb2_grpc.SaltPolicyServiceS
                 policy.rotation_period_s = wanted.rotation_period_s
             if wanted.grace_period_s is not None:
                 policy.grace_period_s = wanted.grace_period_s
+            # Before anything is read again: the database takes a period only together with when it is over.
+            note_change(policy, to_epoch(loaded.epochs[-1]), now)
             if wanted.scope not in (None, policy.scope):
                 policy.scope = wanted.scope
                 # Who holds a salt of the scope before must not go on with it: a node cannot tell one from the other.
                 return await self._rotated(session, loaded, timedelta(0), now)
-            note_change(policy, to_epoch(loaded.epochs[-1]), now)
             return _changed(loaded, loaded.epochs)
 
         return await self._change("UpdateSaltPolicy", request, salt_policies_pb2.SaltPolicy, act)

@@ -147,6 +147,18 @@ async def test_i2_another_scope_begins_a_new_epoch_and_ends_the_others_at_once(a
     assert again.epoch == 2
 
 
+async def test_another_scope_and_a_schedule_come_together(admin: Admin) -> None:
+    """Found by the fuzz: what was written in between had a period and no time when it is over."""
+    await admin.create_tenant("acme")
+    scope = SaltPolicy.SCOPE_USER
+
+    begun = await update(admin, scope=scope, rotation_period=Duration(seconds=30 * DAY_S))
+    assert (begun.scope, begun.epoch, begun.rotation_period.seconds) == (scope, 2, 30 * DAY_S)
+    assert begun.next_rotation_time.seconds == begun.epochs[-1].create_time.seconds + 30 * DAY_S
+    ended = await update(admin, "scope", "rotation_period", scope=SaltPolicy.SCOPE_TENANT)
+    assert ended.epoch == 3 and not ended.HasField("next_rotation_time")
+
+
 async def test_a_stale_etag_changes_nothing(admin: Admin) -> None:
     await admin.create_tenant("acme")
     stale = (await get(admin)).etag
