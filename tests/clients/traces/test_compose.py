@@ -74,6 +74,7 @@ def test_reblocking_never_invents_sharing_and_keeps_what_was_shared(
     old = hashed(tokens, block_tokens)
     made = list(compose.reblock(trace_of(old, block_tokens), new_tokens))
     true = hashed(tokens, new_tokens)
+    assert all(len(set(request.block_ids)) == len(request.block_ids) for request in made), "blocks of a prompt differ"
     for a, b in combinations(range(len(made)), 2):
         assert len(made[a].block_ids) == len(true[a].block_ids)
         kept_tokens = min(shared(old[a], old[b]) * block_tokens, len(tokens[a]), len(tokens[b]))
