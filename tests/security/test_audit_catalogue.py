@@ -138,14 +138,17 @@ def test_what_is_tested_elsewhere_is(name: str) -> None:
     assert re.search(rf"^(async )?def {test}\b", (ROOT / file).read_text(), re.MULTILINE)
 
 
+@pytest.mark.timeout(180)
 async def test_i11_every_act_leaves_one_row_in_each_chain_that_it_touches_and_reading_none(admin: Admin) -> None:
     await admin.register_node("node-1", 1 << 30)
     await admin.create_api_key("", "node", credentials_pb2.ROLE_NODE)
+    await prepare_again(admin)
     platform = {name for _, name, _, _ in PLATFORM_METHODS} - {name for _, name, _, _ in TENANT_METHODS}
     for method in administrative():
         if short(method) in ELSEWHERE:
             continue
-        await prepare_again(admin)
+        if method.name not in platform and not method.name.startswith(READS):
+            await prepare_again(admin)
         before = await lengths(admin)
         request = requests_about("acme").get(method.name) or OTHER_READS[method.name]
         assert await call(admin, method, request, PLATFORM) == "", short(method)
@@ -159,6 +162,7 @@ async def test_i11_every_act_leaves_one_row_in_each_chain_that_it_touches_and_re
         assert await admin.chain_faults(chain) == []
 
 
+@pytest.mark.timeout(180)
 async def test_i11_every_denial_leaves_one_row_in_the_chain_of_whoever_tried_and_says_of_what(admin: Admin) -> None:
     await prepare_again(admin)
     for method in administrative():
