@@ -53,9 +53,11 @@ TENANT_LINKS_MAX: Final = 128
 #: The kernel looks for the way to an address while the node stands still, up to a second where there is none. So after
 #: a connection that failed, its tenant waits this long: it could name such addresses one after the other (I2).
 _HELD_S: Final = 30.0
-#: 67 ms without an acknowledgement before a retry, then 3 more: a client that has vanished is soon given up on.
-_ACK_TIMEOUT: Final = 14
-_RETRIES: Final = 3
+_UNREACHABLE: Final = frozenset({"RDMA_GID_MISMATCH", "RDMA_GID_UNREACHABLE", "RDMA_CONNECT_REFUSED"})
+#: 268 ms without an acknowledgement before a retry, and 7 of them: a client on a busy host is not taken for one that
+#: has vanished, and that one is given up on before its session counts as stalled.
+_ACK_TIMEOUT: Final = 16
+_RETRIES: Final = 7
 #: A client that has posted no receive is asked a few times, never for ever.
 _RECEIVER_RETRIES: Final = 3
 
@@ -145,10 +147,11 @@ class Fabric:
         sharer.weight = weight
         try:
             link = Link(self, tenant, sharer, peer)
-        except BaseException:
+        except SalternError as error:
             self._drop_idle_sharer(tenant)
-            self._held_until_s = {each: until_s for each, until_s in self._held_until_s.items() if until_s > now_s}
-            self._held_until_s[tenant] = now_s + _HELD_S
+            if error.reason in _UNREACHABLE:
+                self._held_until_s = {each: until_s for each, until_s in self._held_until_s.items() if until_s > now_s}
+                self._held_until_s[tenant] = now_s + _HELD_S
             raise
         self._links[peer.gid, peer.qpn] = link
         self._by_tenant[tenant] += 1

@@ -32,7 +32,8 @@ def store_and_read(client: Client, number: int, sizes: list[int], *, registered:
     """Put entries of ``sizes`` in one call, get them back in another, compare every byte."""
     keys = [BlockKey((number * 10_000 + at).to_bytes(32, "little")) for at in range(len(sizes))]
     values = [pattern(number * 10_000 + at, size) for at, size in enumerate(sizes)]
-    assert client.put_many(list(zip(keys, values, strict=True))) == [Stored()] * len(sizes)
+    stored = client.put_many(list(zip(keys, values, strict=True)))
+    assert stored == [Stored()] * len(sizes), [result for result in stored if result != Stored()][:3]
     if registered:
         with client.allocate(sum(sizes)) as buffer:
             starts = [sum(sizes[:at]) for at in range(len(sizes))]
@@ -46,7 +47,7 @@ def store_and_read(client: Client, number: int, sizes: list[int], *, registered:
 def _check(results: Sequence[GetResult], values: Sequence[bytes]) -> None:
     for result, value in zip(results, values, strict=True):
         assert isinstance(result, Hit), result
-        assert result.payload == value
+        assert result.payload == value, f"{len(value)} bytes differ"
 
 
 class OtherProcess:

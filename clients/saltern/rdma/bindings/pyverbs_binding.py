@@ -61,13 +61,15 @@ class PyverbsBinding:
     offers_dmabuf = DmaBufMR is not None
 
     def open_device(self, name: str) -> Handle:
-        try:
-            return Context(name=name)
-        except PyverbsError as error:
-            raise _fault("ibv_open_device", error) from error
+        with _channels:  # a device has a descriptor of the same kind
+            try:
+                return Context(name=name)
+            except PyverbsError as error:
+                raise _fault("ibv_open_device", error) from error
 
     def close_device(self, device: Handle) -> None:
-        _close("ibv_close_device", device)
+        with _channels:
+            _close("ibv_close_device", device)
 
     def query_limits(self, device: Handle, port: int) -> DeviceLimits:
         try:
@@ -135,7 +137,8 @@ class PyverbsBinding:
         return channel, descriptor
 
     def close_channel(self, channel: Handle) -> None:
-        _close("ibv_destroy_comp_channel", channel)
+        with _channels:  # its number, free again, would be taken for one that was there before
+            _close("ibv_destroy_comp_channel", channel)
 
     def create_completions(self, device: Handle, channel: Handle, capacity: int) -> Handle:
         try:
