@@ -88,7 +88,8 @@ from saltern.tls import client_tls, server_tls
     envvar="SALTERN_NODE_RDMA_DEVICE",
     default="auto",
     metavar="DEVICE[:PORT[:GID_INDEX]]",
-    help="Let entries travel over this RDMA device too; 'auto': one that can be used, if there is any; 'off': none.",
+    help="Let entries travel over this RDMA device too, in the clear; 'auto': one that can be used, if there is any and"
+    " TLS is off; 'off': none.",
 )
 @click.option(
     "--ssd-dir",

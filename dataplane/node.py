@@ -289,6 +289,15 @@ class Node:
         choice = self.settings.rdma
         if choice is None:
             return
+        if choice == DeviceChoice() and self.settings.tls is not None:
+            # I10: whoever asked for TLS is not given a way around it that nobody named.
+            _log.info(
+                "no rdma",
+                reason="RDMA_NOT_ENCRYPTED",
+                error="TLS is on, and RDMA moves entries in the clear",
+                hint="name a device with --rdma-device if its fabric is trusted",
+            )
+            return
         try:
             fabric = Fabric(choice, self._arena, self._state.traffic.scheduler)
         except SalternError as error:

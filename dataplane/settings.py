@@ -142,7 +142,7 @@ class NodeSettings:
         ssd: the tier below DRAM; None for none.
         arena: what memory the DRAM tier has.
         rdma: device, port and GID that entries may travel over as well; None for no RDMA. A device that cannot be used
-            is logged, and the node serves without.
+            is logged, and the node serves without; so is one that TLS stands against because it was not named.
     """
 
     node_id: NodeId

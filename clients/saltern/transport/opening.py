@@ -50,7 +50,8 @@ def open_session(
 
     ``auto`` takes RDMA if this host has an active device and the node offers it, then shared memory if the node's own
     socket is here, then TCP. Whatever of RDMA does not work (no library, memlock, GID, MTU) is logged, and the next is
-    taken.
+    taken. A client that was told to use TLS, which does not cover RDMA, takes that only where ``SALTERN_RDMA_DEVICE``
+    names a device.
 
     Args:
         tls: what the client was told of TLS; None for plain text over TCP. Shared memory never leaves the host.
@@ -62,7 +63,7 @@ def open_session(
     """
     if transport is Transport.RDMA:
         return _open_rdma(node, grant, registry, deadline, tls)
-    if transport is Transport.AUTO and _may_use_rdma(node):
+    if transport is Transport.AUTO and _may_use_rdma(node, tls):
         try:
             return _open_rdma(node, grant, registry, deadline, tls)
         except SalternError as error:
@@ -89,10 +90,13 @@ def open_session(
     )
 
 
-def _may_use_rdma(node: NodeEndpoint) -> bool:
+def _may_use_rdma(node: NodeEndpoint, tls: TlsDialer | None) -> bool:
     """Whether trying is worth it: no library is loaded and no connection made on a host without a device."""
-    if not node.wire_endpoint or os.environ.get(RDMA_DEVICE_VARIABLE) == "off":
+    chosen = os.environ.get(RDMA_DEVICE_VARIABLE, "")
+    if not node.wire_endpoint or chosen == "off":
         return False
+    if tls is not None and chosen in ("", "auto"):
+        return False  # I10: entries would leave in the clear, and nobody asked for that
     if not any(_RDMA_DEVICES.glob("*")):
         return False
     return time.monotonic() >= _no_rdma_until_s.get(node, 0.0)

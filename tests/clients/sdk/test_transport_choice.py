@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from saltern import Client
+from saltern.credentials import NodeEndpoint, StaticCredentials
 from saltern.errors import InvalidArgumentError, SalternError
 from saltern.transport import opening
+from tests.support.certificates import Authority
 from tests.support.clients import block, node_client
 from tests.support.static_node import static_node
 
@@ -50,6 +53,27 @@ def test_off_and_a_forced_transport_leave_rdma_alone(
             client.put_many([ENTRY])
             assert client.transport == "shm"
     assert not [record for record in caplog.records if "rdma" in record.getMessage()]
+
+
+@pytest.mark.parametrize(("device", "tried"), [("", False), ("auto", False), ("pretended0", True)])
+def test_i10_a_client_that_uses_tls_leaves_it_for_a_device_that_is_named_only(
+    pretended_device: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    device: str,
+    tried: bool,
+) -> None:
+    caplog.set_level(logging.INFO, logger="saltern")
+    monkeypatch.setenv(opening.RDMA_DEVICE_VARIABLE, device)
+    authority = Authority(tmp_path / "ca")
+    with static_node(tls=authority.server()) as node:
+        endpoint = NodeEndpoint("node-1", node.wire_endpoint, tls_server_name="127.0.0.1")
+        credentials = StaticCredentials(node.token("acme", "chat"), namespace="chat", nodes=(endpoint,))
+        with Client.from_credentials(credentials, tls=authority.client()) as client:
+            client.put_many([ENTRY])
+            assert client.transport == "tcp"
+    assert any("rdma not usable" in record.getMessage() for record in caplog.records) is tried
 
 
 def test_rdma_that_was_asked_for_is_not_replaced_by_another() -> None:

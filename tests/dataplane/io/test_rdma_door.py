@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import structlog.testing
 
 from saltern import wire
 from saltern.rdma import DeviceChoice, Endpoint, Gid
 from saltern.wire import Opcode
+from tests.support.certificates import Authority
 from tests.support.static_node import StaticNode, static_node
 from tests.support.wire_client import WireClient, block, connect_tcp, key
 
@@ -50,3 +53,16 @@ def test_a_node_without_the_device_says_so_and_serves(
             client.put({key(1): block(1)})
     (said,) = [entry for entry in logged if entry["event"] == "no rdma"]
     assert (said["log_level"], said["reason"]) == (level, "RDMA_NO_DEVICE") and said["hint"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"), [(DeviceChoice(), "RDMA_NOT_ENCRYPTED"), (DeviceChoice("pretended0"), "RDMA_NO_DEVICE")]
+)
+def test_i10_with_tls_only_a_device_that_is_named_is_used(
+    choice: DeviceChoice, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saltern.rdma.sysfs.read_ports", tuple)
+    authority = Authority(tmp_path / "ca")
+    with structlog.testing.capture_logs() as logged, static_node(rdma=choice, tls=authority.server()):
+        pass
+    assert [entry["reason"] for entry in logged if entry["event"] == "no rdma"] == [reason]
