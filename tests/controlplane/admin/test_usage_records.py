@@ -17,11 +17,13 @@ from saltern.admin.v1 import usage_pb2
 from saltern.names import NodeId
 from saltern.node.v1 import node_pb2
 from saltern.rpc_errors import error_from_rpc
+from tenants.quota import Tier
 from tenants.roles import Role
 from tests.support.admin import GIB, PLATFORM, Admin, admin_of, calling
 from tests.support.control import refused
 
 HOUR = timedelta(hours=1)
+CAPACITIES_BYTES = {Tier.DRAM: GIB, Tier.SSD: GIB}
 GONE = UUID(int=77)
 Granularity = usage_pb2.ListUsageRecordsRequest
 
@@ -46,8 +48,8 @@ async def now(admin: Admin) -> datetime:
         namesake = node_pb2.ReportUsageRequest(counters_id="1" * 32, sequence=sequence)
         namesake.tenants.add(tenant_id="acme", tenant_uid=str(GONE), get_hits=1_000_000)
         async with admin.database.transaction() as session:
-            await intake.take_in(session, NodeId("n1"), report, at)
-            await intake.take_in(session, NodeId("n2"), namesake, at)
+            await intake.take_in(session, NodeId("n1"), report, at, CAPACITIES_BYTES)
+            await intake.take_in(session, NodeId("n2"), namesake, at, CAPACITIES_BYTES)
         if sequence == 1:
             await HourCloser(admin.database, lambda: now - 2 * HOUR).step()
     return now
