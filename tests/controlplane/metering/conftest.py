@@ -18,7 +18,7 @@ from tests.support.control import migrate
 #: An hour that is long over by the database's own clock: only such are closed, and only records so old may be removed.
 START = (datetime.now(UTC) - timedelta(days=90)).replace(hour=12, minute=0, second=0, microsecond=0)
 
-CAPACITIES_BYTES = {Tier.DRAM: 2**40, Tier.SSD: 2**44}
+CAPACITIES_BYTES = {Tier.DRAM: 2**53, Tier.SSD: 2**44}
 
 
 class Metering:
