@@ -295,7 +295,7 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             policy_version=policy.version,
             tenants=len(policy.tenants),
             changed_tenants=len(touched),
-            took_ms=round(1000 * (monotonic() - began_s), 1),
+            took_s=round(monotonic() - began_s, 4),
         )
 
     async def _keep(self, push: Push) -> None:

@@ -294,7 +294,7 @@ class Node:
             _log.info(
                 "no rdma",
                 reason="RDMA_NOT_ENCRYPTED",
-                error="TLS is on, and RDMA moves entries in the clear",
+                message="TLS is on, and RDMA moves entries in the clear",
                 hint="name a device with --rdma-device if its fabric is trusted",
             )
             return
@@ -304,7 +304,7 @@ class Node:
             # Without a device there is nothing to mend, unless one was named.
             is_absent = error.reason == "RDMA_NO_DEVICE" and choice == DeviceChoice()
             (_log.info if is_absent else _log.warning)(
-                "no rdma", reason=error.reason, error=error.message, hint=error.hint
+                "no rdma", reason=error.reason, message=error.message, hint=error.hint
             )
             return
         stack.callback(fabric.close)

@@ -149,7 +149,8 @@ async def test_a_key_does_not_sign_while_a_node_does_not_answer(cluster: Cluster
     for _ in range(3):  # as often as a key keeper looks in three seconds
         await asyncio.sleep(1)
         assert (await cluster.states())[new] == State.STATE_PUBLISHED
-    report = node_pb2.ReportUsageRequest(node_id="deaf", fencing_epoch=epoch, applied_version=2**40)
+    report = node_pb2.ReportUsageRequest(node_id="deaf", fencing_epoch=epoch)
+    report.applied_version = (await control.node.ReportUsage(report, metadata=node)).policy_version
     await control.node.ReportUsage(report, metadata=node)
     async with asyncio.timeout(LIMIT_S):
         while (await cluster.states())[new] != State.STATE_SIGNING:
