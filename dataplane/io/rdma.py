@@ -252,7 +252,9 @@ class Link:
             self.is_quiet = True
         except SalternError as error:
             # Then its memory stays as it is until the process ends: charged, and never used again (I4, I7).
-            _log.error("the RDMA device keeps a queue pair", tenant=self.tenant, reason=error.reason, message=error.message)
+            _log.error(
+                "the RDMA device keeps a queue pair", tenant=self.tenant, reason=error.reason, message=error.message
+            )
         self._fabric.forget(self)
 
     def _carry_out(self, exchange: Exchange, chain: Chain) -> Script[None]:
