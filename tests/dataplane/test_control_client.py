@@ -236,7 +236,7 @@ async def test_i8_reports_are_numbered_over_every_registration_of_one_process() 
         control.registrations.append(control.registrations[0])
         while (again := await control.reports.get()).fencing_epoch != 3:
             pass
-    assert (again.counters_id, first.sequence) == (first.counters_id, 1) and again.sequence > 2
+    assert (again.counters_id, first.sequence) == (first.counters_id, 1) and again.sequence > first.sequence
     async with talking() as (other, _, _):
         assert (await other.reports.get()).counters_id != first.counters_id
 
