@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psycopg.sql
 import pytest
+import structlog
 from sqlalchemy import URL
 
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
@@ -21,6 +22,10 @@ from controlplane.postgres.roles import ensure_database
 # A shell that starts pytest in the background has SIGINT ignored, and the processes that tests interrupt would inherit
 # that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tracebacks as servers log them: structlog's own, for people, shows every local variable, which takes seconds for some.
+_RENDERER = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[*structlog.get_config()["processors"][:-1], _RENDERER])
 
 
 @dataclass(frozen=True)
