@@ -20,7 +20,8 @@ $b mount -t overlay -o lowerdir=/host,upperdir=/changes/upper,workdir=/changes/w
     || finish "no layer over the machine's root"
 for folder in proc sys dev; do $b mount --bind "/$folder" "/root/$folder"; done
 $b mkdir -p /root/dev/shm /root/dev/pts /root/job
-for folder in dev/shm run tmp; do $b mount -t tmpfs tmpfs "/root/$folder"; done
+# Not over /tmp, where the checkout may be: the layer keeps what is written there.
+for folder in dev/shm run; do $b mount -t tmpfs tmpfs "/root/$folder"; done
 $b chmod 1777 /root/tmp /root/dev/shm
 $b mount -t devpts devpts /root/dev/pts
 $b mount -t 9p -o "rw,$share" job /root/job || finish "the job's folder cannot be mounted"
