@@ -36,10 +36,11 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.INFO)
+    before = structlog.get_config()
     configure_logging()
     structlog.configure(cache_logger_on_first_use=False)  # loggers that outlive this test must go their own way again
     yield stream
-    structlog.reset_defaults()
+    structlog.configure(**before)
     root.removeHandler(handler)
     root.setLevel(level)
 
