@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -76,7 +77,7 @@ class Journal:
         }
 
 
-class Driver:
+class Driver(ABC):
     """A thread that makes one call after another. ``step`` returns what went wrong, or an empty text."""
 
     def __init__(self, name: str, deadline_s: float, pause_s: float = _PAUSE_S) -> None:
@@ -99,8 +100,9 @@ class Driver:
         """For good."""
         self.pause()
 
+    @abstractmethod
     def step(self) -> str:
-        raise NotImplementedError
+        """Do one thing; says what came of it."""
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from types import TracebackType
 from typing import ClassVar, Self
@@ -11,7 +12,7 @@ from saltern.rdma.bindings.interface import Binding, Handle
 from saltern.rdma.faults import verbs
 
 
-class Resource:
+class Resource(ABC):
     """Something of the device's that must be closed; a context manager.
 
     Parents know their children and close them first: queue pairs, then regions, then completion queues, then domains,
@@ -78,8 +79,9 @@ class Resource:
             with verbs(f"closing an RDMA {self.kind}"):
                 self._destroy(handle)
 
+    @abstractmethod
     def _destroy(self, handle: Handle) -> None:
-        raise NotImplementedError
+        """Give what this kind of resource is back to the device."""
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from uuid import UUID
 
 import pytest
 from sqlalchemy import func, select
@@ -102,11 +103,16 @@ async def test_leases_of_a_limit_go_with_the_namespace(control: Control, as_node
 
 
 async def test_a_reported_namespace_is_taken_in(control: Control, as_node: Metadata) -> None:
-    """Reports of namespaces are additive: a control plane takes them in with the tenant's, whatever it does of them."""
+    """What a node says of a namespace is metered beside its tenant's."""
     await control.add_tenant("acme", "chat", limit_bytes=10 * MIB)
     node = Peer(control, as_node, "node-1")
     await node.register()
-    part = node_pb2.NamespaceUsage(namespace_id="chat", uid="u", get_hits=1)
-    usage = node_pb2.TenantUsage(tenant_id="acme", namespaces=[part])
-    request = node_pb2.ReportUsageRequest(node_id="node-1", fencing_epoch=node.epoch, tenants=[usage])
+    part = node_pb2.NamespaceUsage(namespace_id="chat", uid=str(UUID(int=2)), get_hits=1)
+    usage = node_pb2.TenantUsage(tenant_id="acme", tenant_uid=str(UUID(int=1)), get_hits=3, namespaces=[part])
+    request = node_pb2.ReportUsageRequest(
+        node_id="node-1", fencing_epoch=node.epoch, tenants=[usage], counters_id="0" * 32, sequence=1
+    )
     await control.node.ReportUsage(request, metadata=as_node)
+    async with control.database.transaction(ServiceScope(ServiceTask.LEASES)) as session:
+        totals = dict((await session.execute(select(models.OpenUsage.namespace_id, models.OpenUsage.totals))).all())
+    assert {namespace: total["hits"] for namespace, total in totals.items()} == {"": 3, "chat": 1}

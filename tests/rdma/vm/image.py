@@ -53,7 +53,7 @@ def build(kernel: Path, busybox: Path, init: Path, folder: Path) -> None:
     shell = next(iter(read_files(busybox, lambda path: path.name == "busybox").values()))
 
     archive = Cpio()
-    for name in ("dev", "proc", "sys", "host", "changes", "root", "modules"):
+    for name in ("dev", "proc", "sys", "host", "changes", "machine", "modules"):
         archive.add_folder(name)
     archive.add_console()
     archive.add_file("bin/busybox", shell, executable=True)
