@@ -196,7 +196,9 @@ async def test_a_delta_changes_what_it_names_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [delta(4, 6), delta(6, 7), delta(5, 5), delta(5, 6, changed=("acme",), removed=("acme",))], ids=str
+    "bad",
+    [delta(4, 6), delta(6, 7), delta(5, 5), delta(5, 6, changed=("acme",), removed=("acme",))],
+    ids=["from an earlier version", "from a later version", "to the same version", "changed and removed"],
 )
 async def test_a_delta_that_does_not_fit_is_answered_with_the_version_that_stays(bad: node_pb2.PolicyDelta) -> None:
     async with talking() as (control, sink, _):
