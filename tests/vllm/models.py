@@ -1,0 +1,260 @@
+"""Tiny models with random weights, made here and nowhere downloaded: Llama, latent attention (MLA), sliding windows, a LoRA.
+
+Weights are real files, not vLLM's ``load_format="dummy"``: with those every prompt gets the same two tokens, and a test
+that compares tokens would prove nothing. Scales are chosen so that attention matters: a changed block of keys and values
+changes what is generated.
+
+    python -m tests.vllm.models build/vllm-models
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS_DIR = ROOT / "build" / "vllm-models"
+VOCABULARY = 512
+CONTEXT_TOKENS = 2048
+_LAYOUT = "3"  # part of the folder's name: what is made by older code is not taken for this code's
+_HIDDEN, _HEADS, _INNER = 128, 4, 256
+_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
+_TEXT = ["the quick brown fox jumps over the lazy dog", "tenant salt cache block prefix hash", "one pan, one wall"]
+
+Weights = dict[str, torch.Tensor]
+
+
+class _Random:
+    """Weights of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape: int, scale: float = 0.3) -> torch.Tensor:
+        return torch.randn(*shape, generator=self._generator) * scale
+
+
+def _common_config(architecture: str, model_type: str, layers: int) -> dict[str, Any]:
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "hidden_size": _HIDDEN,
+        "intermediate_size": _INNER,
+        "num_hidden_layers": layers,
+        "num_attention_heads": _HEADS,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": CONTEXT_TOKENS,
+        "rope_theta": 10000.0,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "torch_dtype": "float32",
+    }
+
+
+def _mlp(prefix: str, random: _Random) -> Weights:
+    return {
+        f"{prefix}mlp.gate_proj.weight": random(_INNER, _HIDDEN),
+        f"{prefix}mlp.up_proj.weight": random(_INNER, _HIDDEN),
+        f"{prefix}mlp.down_proj.weight": random(_HIDDEN, _INNER),
+    }
+
+
+def _llama(random: _Random) -> tuple[dict[str, Any], Weights]:
+    layers, kv_heads, head = 4, 2, 32
+    config = _common_config("LlamaForCausalLM", "llama", layers) | {
+        "num_key_value_heads": kv_heads,
+        "head_dim": head,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+    weights = {
+        "model.embed_tokens.weight": random(VOCABULARY, _HIDDEN, scale=1.0),
+        "model.norm.weight": torch.ones(_HIDDEN),
+        "lm_head.weight": random(VOCABULARY, _HIDDEN, scale=1.0),
+    }
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        weights |= {
+            f"{prefix}self_attn.q_proj.weight": random(_HEADS * head, _HIDDEN),
+            f"{prefix}self_attn.k_proj.weight": random(kv_heads * head, _HIDDEN),
+            f"{prefix}self_attn.v_proj.weight": random(kv_heads * head, _HIDDEN),
+            f"{prefix}self_attn.o_proj.weight": random(_HIDDEN, _HEADS * head),
+            f"{prefix}input_layernorm.weight": torch.ones(_HIDDEN),
+            f"{prefix}post_attention_layernorm.weight": torch.ones(_HIDDEN),
+            **_mlp(prefix, random),
+        }
+    return config, weights
+
+
+def _latent(random: _Random) -> tuple[dict[str, Any], Weights]:
+    """DeepSeek-V2's attention: one latent row for all heads, which every rank keeps whole."""
+    layers, latent, nope, rope, value = 2, 512, 128, 64, 128
+    config = _common_config("DeepseekV2ForCausalLM", "deepseek_v2", layers) | {
+        "num_key_value_heads": _HEADS,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": layers,  # no experts: they have no CPU kernel and no part in the cache
+        "moe_layer_freq": 1,
+        "num_experts_per_tok": 2,
+        "q_lora_rank": None,
+        "kv_lora_rank": latent,
+        "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": rope,
+        "v_head_dim": value,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    weights = {
+        "model.embed_tokens.weight": random(VOCABULARY, _HIDDEN, scale=1.0),
+        "model.norm.weight": torch.ones(_HIDDEN),
+        "lm_head.weight": random(VOCABULARY, _HIDDEN, scale=1.0),
+    }
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        weights |= {
+            f"{prefix}self_attn.q_proj.weight": random(_HEADS * (nope + rope), _HIDDEN, scale=0.1),
+            f"{prefix}self_attn.kv_a_proj_with_mqa.weight": random(latent + rope, _HIDDEN),
+            f"{prefix}self_attn.kv_a_layernorm.weight": torch.ones(latent),
+            f"{prefix}self_attn.kv_b_proj.weight": random(_HEADS * (nope + value), latent, scale=0.1),
+            f"{prefix}self_attn.o_proj.weight": random(_HIDDEN, _HEADS * value),
+            f"{prefix}input_layernorm.weight": torch.ones(_HIDDEN),
+            f"{prefix}post_attention_layernorm.weight": torch.ones(_HIDDEN),
+            **_mlp(prefix, random),
+        }
+    return config, {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+
+
+def _windows(random: _Random) -> tuple[dict[str, Any], Weights]:
+    """Gemma 3's: five layers that see 64 tokens and one that sees all, so two groups of KV cache."""
+    layers, kv_heads, head = 6, 2, 32
+    config = _common_config("Gemma3ForCausalLM", "gemma3_text", layers) | {
+        "num_key_value_heads": kv_heads,
+        "head_dim": head,
+        "sliding_window": 64,
+        "sliding_window_pattern": layers,
+        "layer_types": ["sliding_attention"] * (layers - 1) + ["full_attention"],
+        "query_pre_attn_scalar": head,
+        "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "pad_token_id": 2,
+        "torch_dtype": "bfloat16",
+    }
+    weights = {
+        "model.embed_tokens.weight": random(VOCABULARY, _HIDDEN, scale=0.2),
+        "model.norm.weight": torch.zeros(_HIDDEN),  # Gemma's norms multiply by one more than their weight
+    }
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+        weights |= {
+            f"{prefix}self_attn.q_proj.weight": random(_HEADS * head, _HIDDEN),
+            f"{prefix}self_attn.k_proj.weight": random(kv_heads * head, _HIDDEN),
+            f"{prefix}self_attn.v_proj.weight": random(kv_heads * head, _HIDDEN),
+            f"{prefix}self_attn.o_proj.weight": random(_HIDDEN, _HEADS * head),
+            f"{prefix}self_attn.q_norm.weight": torch.zeros(head),
+            f"{prefix}self_attn.k_norm.weight": torch.zeros(head),
+            **{f"{prefix}{norm}_layernorm.weight": torch.zeros(_HIDDEN) for norm in norms},
+            **_mlp(prefix, random),
+        }
+    return config, {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+
+
+def _write_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<s>", "</s>", "<unk>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TEXT * 50, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "model_max_length": CONTEXT_TOKENS,
+        "chat_template": _TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def _write_model(build: Callable[[_Random], tuple[dict[str, Any], Weights]], seed: int) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        config, weights = build(_Random(seed))
+        _write_tokenizer(folder)
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+    return write
+
+
+def _write_lora(seed: int) -> Callable[[Path], None]:
+    """An adapter of the Llama's queries and values, strong enough to change what is generated."""
+
+    def write(folder: Path) -> None:
+        rank, random, shapes = 8, _Random(seed), {"q_proj": 128, "v_proj": 64}
+        weights = {}
+        for layer in range(4):
+            for name, rows in shapes.items():
+                prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+                weights[f"{prefix}.lora_A.weight"] = random(rank, _HIDDEN)
+                weights[f"{prefix}.lora_B.weight"] = random(rows, rank)
+        save_file(weights, str(folder / "adapter_model.safetensors"))
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": rank,
+            "lora_alpha": 2 * rank,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "target_modules": sorted(shapes),
+        }
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+
+    return write
+
+
+_WRITERS: dict[str, Callable[[Path], None]] = {
+    "llama": _write_model(_llama, 0),
+    "llama-other-weights": _write_model(_llama, 1),
+    "mla": _write_model(_latent, 0),
+    "windows": _write_model(_windows, 0),
+    "lora-a": _write_lora(10),
+    "lora-b": _write_lora(11),
+}
+
+
+def model_path(name: str, models_dir: Path = MODELS_DIR) -> Path:
+    """The folder of one of the models above; made at first use, by one process of several that ask."""
+    folder = models_dir / f"{name}.{_LAYOUT}"
+    models_dir.mkdir(parents=True, exist_ok=True)
+    with (models_dir / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            folder.mkdir(exist_ok=True)
+            _WRITERS[name](folder)
+            (folder / "complete").touch()
+    return folder
+
+
+if __name__ == "__main__":
+    for each in _WRITERS:
+        print(model_path(each, Path(sys.argv[1]) if len(sys.argv) > 1 else MODELS_DIR))
