@@ -25,6 +25,7 @@ from uuid import uuid4
 import grpc
 import structlog
 
+from dataplane.collector_pause import collector_paused
 from dataplane.control_channel import ControlChannel
 from dataplane.core.lease import Lease
 from dataplane.core.usage import NodeUsage, PolicyApplied
@@ -160,7 +161,8 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
             raise absence
         try:
             kept = self._kept.read(time())
-            self._node.apply(*self._decoder.decode(kept.snapshot))
+            with collector_paused():
+                self._node.apply(*self._decoder.decode(kept.snapshot))
         except SalternError as error:
             _log.warning("no kept policy to serve", reason=error.reason, message=error.message)
             raise absence from None
@@ -283,13 +285,14 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
     def _load(self, snapshot: node_pb2.PolicySnapshot) -> None:
         """Apply a snapshot; raises SalternError. Tenants that are as they were cost next to nothing."""
         began_s = monotonic()
-        policy, key_set = self._decoder.decode(snapshot)
-        before = self._node.policy.tenants
-        touched = [tenant for tenant, rules in policy.tenants.items() if before.get(tenant) is not rules]
-        touched += before.keys() - policy.tenants.keys()
-        # The first one also says who of those that were found on the disks is no more (I12).
-        is_first = not self._node.applied_version
-        self._node.apply(policy, key_set, touched=None if is_first else touched)
+        with collector_paused():
+            policy, key_set = self._decoder.decode(snapshot)
+            before = self._node.policy.tenants
+            touched = [tenant for tenant, rules in policy.tenants.items() if before.get(tenant) is not rules]
+            touched += before.keys() - policy.tenants.keys()
+            # The first one also says who of those that were found on the disks is no more (I12).
+            is_first = not self._node.applied_version
+            self._node.apply(policy, key_set, touched=None if is_first else touched)
         _log.info(
             "policy snapshot loaded",
             policy_version=policy.version,

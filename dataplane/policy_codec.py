@@ -37,6 +37,9 @@ _STATES: Final[dict[int, TenantState]] = {
 }
 _TIERS: Final[dict[int, Tier]] = {quotas_pb2.TIER_DRAM: Tier.DRAM, quotas_pb2.TIER_SSD: Tier.SSD}
 _UID_MAX_CHARS: Final = 64
+#: Most namespaces have neither: one mapping for all of them.
+_NO_LIMITS: Final[Mapping[Tier, int]] = MappingProxyType({})
+_NO_GROUPS: Final[Mapping[str, GroupPolicy]] = MappingProxyType({})
 _JWK_MEMBERS: Final = {"kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "use": "sig"}
 
 
@@ -206,8 +209,8 @@ def _decode_tenant(tenant: node_pb2.TenantPolicy) -> tuple[TenantId, TenantPolic
     issue_time = tenant.min_issue_time
     return tenant_id, TenantPolicy(
         state=state,
-        tiers=_unique("tier", (_decode_quota(quota) for quota in tenant.tiers)),
-        namespaces=_unique("namespace", (_decode_namespace(namespace) for namespace in tenant.namespaces)),
+        tiers=_shares(tuple((q.tier, q.reserved_bytes, q.limit_bytes, q.weight) for q in tenant.tiers)),
+        namespaces=_unique("namespace", map(_decode_namespace, tenant.namespaces)),
         # Rounded up: a token issued within the second of a revocation is refused rather than let through (I10).
         min_issue_time_s=issue_time.seconds + (issue_time.nanos > 0),
         # A control plane of before the rates sends none: no limits, as it knew none.
@@ -221,17 +224,17 @@ def _decode_tenant(tenant: node_pb2.TenantPolicy) -> tuple[TenantId, TenantPolic
     )
 
 
-def _decode_quota(quota: quotas_pb2.TierQuota) -> tuple[Tier, TierQuota]:
-    tier = _TIERS.get(quota.tier)
-    if tier is None:
-        raise _malformed(f"tier {quota.tier}")
-    return tier, _tier_quota(quota.reserved_bytes, quota.limit_bytes, quota.weight or WEIGHT_DEFAULT)
-
-
 @lru_cache(maxsize=4096)
-def _tier_quota(reserved_bytes: int, limit_bytes: int, weight: int) -> TierQuota:
-    """Thousands of tenants have the same few shares, and each is checked when it is made."""
-    return TierQuota(reserved_bytes, limit_bytes, weight)
+def _shares(quotas: tuple[tuple[int, int, int, int], ...]) -> Mapping[Tier, TierQuota]:
+    """Shares by tier, of (tier, reserved, limit, weight). Thousands of tenants have the same few, checked once each."""
+    return _unique("tier", (_decode_quota(*quota) for quota in quotas))
+
+
+def _decode_quota(proto_tier: int, reserved_bytes: int, limit_bytes: int, weight: int) -> tuple[Tier, TierQuota]:
+    tier = _TIERS.get(proto_tier)
+    if tier is None:
+        raise _malformed(f"tier {proto_tier}")
+    return tier, TierQuota(reserved_bytes, limit_bytes, weight or WEIGHT_DEFAULT)
 
 
 def _decode_rates(rates: quotas_pb2.RateLimits) -> RateLimits:
@@ -246,21 +249,28 @@ def _decode_rates(rates: quotas_pb2.RateLimits) -> RateLimits:
 
 def _decode_namespace(namespace: node_pb2.NamespacePolicy) -> tuple[NamespaceId, NamespacePolicy]:
     namespace_id = parse_namespace_id(namespace.namespace_id)
+    uid, block_bytes, block_tokens = namespace.uid, namespace.block_bytes, namespace.block_tokens
     epochs = tuple(namespace.epochs)
-    if not _is_uid(namespace.uid) or not 1 <= namespace.block_bytes <= ENTRY_MAX_BYTES:
-        raise _malformed(f"namespace {namespace_id!r} has no uid or blocks of {namespace.block_bytes} bytes")
-    if any(epoch < 0 for epoch in epochs) or list(epochs) != sorted(set(epochs)):
+    if not _is_uid(uid) or not 1 <= block_bytes <= ENTRY_MAX_BYTES:
+        raise _malformed(f"namespace {namespace_id!r} has no uid or blocks of {block_bytes} bytes")
+    if not _ascend(epochs):
         raise _malformed(f"the epochs of namespace {namespace_id!r} do not ascend")
-    if namespace.block_tokens < 0:
-        raise _malformed(f"blocks of {namespace.block_tokens} tokens in namespace {namespace_id!r}")
+    if block_tokens < 0:
+        raise _malformed(f"blocks of {block_tokens} tokens in namespace {namespace_id!r}")
+    limits, groups = namespace.tier_limits, namespace.groups
     return namespace_id, NamespacePolicy(
-        uid=namespace.uid,
-        block_bytes=namespace.block_bytes,
+        uid=uid,
+        block_bytes=block_bytes,
         epochs=epochs,
-        block_tokens=namespace.block_tokens,
-        tier_limits=_unique("limit", (_decode_limit(limit) for limit in namespace.tier_limits)),
-        groups=_unique("sharing group", (_decode_group(group, namespace.uid) for group in namespace.groups)),
+        block_tokens=block_tokens,
+        tier_limits=_unique("limit", map(_decode_limit, limits)) if limits else _NO_LIMITS,
+        groups=_unique("sharing group", (_decode_group(group, uid) for group in groups)) if groups else _NO_GROUPS,
     )
+
+
+@lru_cache(maxsize=4096)
+def _ascend(epochs: tuple[int, ...]) -> bool:
+    return all(epoch >= 0 for epoch in epochs) and list(epochs) == sorted(set(epochs))
 
 
 def _decode_limit(limit: node_pb2.TierLimit) -> tuple[Tier, int]:
@@ -275,7 +285,7 @@ def _decode_group(group: node_pb2.GroupPolicy, own_uid: str) -> tuple[str, Group
     epochs = tuple(group.epochs)
     if not _is_uid(group.uid):
         raise _malformed("a sharing group has no uid")
-    if not epochs or any(epoch < 0 for epoch in epochs) or list(epochs) != sorted(set(epochs)):
+    if not epochs or not _ascend(epochs):
         raise _malformed(f"the epochs of sharing group {group.uid!r} do not ascend")
     peers = _unique("peer", ((peer.namespace_uid, _decode_peer(peer)) for peer in group.peers))
     if own_uid in peers or len(peers) >= GROUP_MEMBERS_MAX:
