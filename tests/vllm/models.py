@@ -1,8 +1,8 @@
-"""Tiny models with random weights, made here and nowhere downloaded: Llama, latent attention (MLA), sliding windows, a LoRA.
+"""Tiny models with random weights, made here: Llama, latent attention (MLA), sliding windows, two LoRA adapters.
 
 Weights are real files, not vLLM's ``load_format="dummy"``: with those every prompt gets the same two tokens, and a test
-that compares tokens would prove nothing. Scales are chosen so that attention matters: a changed block of keys and values
-changes what is generated.
+that compares tokens would prove nothing. Scales are chosen so that attention matters: other keys and values in the
+cache lead to other tokens.
 
     python -m tests.vllm.models build/vllm-models
 """

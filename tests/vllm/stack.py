@@ -1,4 +1,4 @@
-"""The stack that the engines under test use: Postgres, control plane and one node, each a process of the main environment.
+"""The stack that engines under test use: Postgres, control plane and one node, processes of the main environment.
 
 vLLM's environment holds the client alone, as an inference server's does. The node is this module's own child, so that a
 test can kill it, pause it and start it again at the same address.
@@ -32,6 +32,7 @@ from saltern.admin.v1.tenants_pb2 import CreateTenantRequest, Tenant
 from saltern.admin_client import AdminClient, read_api_key
 from saltern.client import Client
 from saltern.names import TenantId, quota_name, tenant_name
+from tests.vllm.door import Door
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The environment that has the servers; ``make test-vllm`` makes both.
@@ -40,6 +41,7 @@ MIB = 1024 * 1024
 NODE_DRAM_BYTES = 256 * MIB
 BLOCK_BYTES = 4 * MIB
 START_S = 120.0
+_INSIDE = "127.0.0.2"
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str = "") -> None:
@@ -59,12 +61,10 @@ class CacheNode:
         self._folder = folder
         self._ready_file = folder / f"{name}.ready"
         self._port = _free_port()
+        #: The network between this node and its clients, unless they use shared memory.
+        self.door = Door((_INSIDE, self._port), ("127.0.0.1", self._port))
         self._arguments = ["--node-id", name, "--control", control, "--api-key-file", str(key_file)]
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def endpoint(self) -> str:
-        return f"127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int:
@@ -75,7 +75,8 @@ class CacheNode:
         """Start and serve; what it held in an earlier life is gone."""
         self._ready_file.unlink(missing_ok=True)
         arguments = [
-            *("serve", "node", *self._arguments, "--listen", self.endpoint, "--grpc-listen", "127.0.0.1:0"),
+            *("serve", "node", *self._arguments, "--grpc-listen", "127.0.0.1:0"),
+            *("--listen", f"{_INSIDE}:{self._port}", "--advertise-host", "127.0.0.1"),
             *("--metrics-listen", "off", "--dram-bytes", str(dram_bytes), "--no-prefault", "--no-copy-tuning"),
             *("--shm-path", str(self.shm_path), "--state-dir", str(self._folder / self.name)),
             *("--ready-file", str(self._ready_file)),
@@ -122,6 +123,10 @@ class CacheNode:
             self._process.send_signal(signal.SIGCONT)
             _end(self._process)
 
+    def close(self) -> None:
+        self.stop()
+        self.door.close()
+
 
 class Stack:
     """What runs, with its administrator; made by :func:`running_stack`."""
@@ -144,7 +149,7 @@ class Stack:
         self.admin = resources.enter_context(AdminClient(self.control, read_api_key(self.admin_key_file)))
         request = CreateApiKeyRequest(api_key_id="node-1", api_key=ApiKey(role=ROLE_NODE, node_id="node-1"))
         self.node = CacheNode(folder, self.control, self._write_key("node-1", request), "node-1")
-        resources.callback(self.node.stop)
+        resources.callback(self.node.close)
         self.node.start()
 
     def add_tenant(
@@ -162,7 +167,9 @@ class Stack:
         self.set_limit(tenant, limit_bytes)
         self.add_namespace(tenant, namespace, block_tokens=block_tokens, block_bytes=block_bytes)
         request = CreateApiKeyRequest(parent=parent, api_key_id="engine", api_key=ApiKey(role=ROLE_WRITER))
-        return self._write_key(f"{tenant}-engine", request)
+        key_file = self._write_key(f"{tenant}-engine", request)
+        self.admin.wait_for_policy()
+        return key_file
 
     def add_namespace(
         self, tenant: str, namespace: str, *, block_tokens: int = 32, block_bytes: int = BLOCK_BYTES
@@ -185,6 +192,7 @@ class Stack:
         """Delete the engine's API key, and with it the tokens that it was exchanged for."""
         name = f"{tenant_name(TenantId(tenant))}/apiKeys/engine"
         self.admin.call(self.admin.credentials.DeleteApiKey, DeleteApiKeyRequest(name=name))
+        self.admin.wait_for_policy()
 
     def client(self, key_file: Path, *, namespace: str = "chat", transport: str = "tcp") -> Client:
         """Another client of the tenant: what an engine stored is looked at, and spoiled, through it."""
@@ -249,5 +257,5 @@ def _tail(log: Path) -> str:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((_INSIDE, 0))
         return int(probe.getsockname()[1])
