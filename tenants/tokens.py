@@ -4,6 +4,8 @@ A token is a JWT (RFC 7519) in the profile of RFC 9068 with everything optional 
 
 * header exactly ``alg=EdDSA`` (Ed25519, RFC 8037), ``typ=at+jwt`` and a ``kid`` of the local key set; nothing else;
 * claims exactly ``iss sub aud iat nbf exp jti tenant namespace role``, each present, each of its type;
+* besides them, in a token for nodes whose salts were narrowed and in no other, what they were narrowed to: ``project``,
+  ``user``, ``session``, or ``group`` alone (the uid of a sharing group), so that the token opens no wider salt (I2);
 * integer times, ``exp - iat`` at most one hour, one audience, no duplicate names, canonical base64url.
 
 PyJWT checks the signature; the rest is checked here, because PyJWT accepts a wrong ``typ``, a missing ``exp``, string
@@ -25,8 +27,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from saltern.errors import InvalidArgumentError, SalternError, UnauthenticatedError
+from saltern.keys import NOT_NARROWED, Narrowing
 from saltern.names import NamespaceId, TenantId, parse_namespace_id, parse_tenant_id
 from tenants.roles import PLATFORM_ROLES, Role
+from tenants.salts import parse_scope_id
 
 TOKEN_MAX_CHARS = 4096
 LIFETIME_MAX_S = 3600
@@ -37,9 +41,12 @@ _ALGORITHM = "EdDSA"
 _SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{86}", re.ASCII)
 _HEADER_NAMES = frozenset({"alg", "typ", "kid"})
 _CLAIM_NAMES = frozenset({"iss", "sub", "aud", "iat", "nbf", "exp", "jti", "tenant", "namespace", "role"})
+#: There where the salts that came with the token were narrowed; never empty.
+_NARROWING_NAMES = frozenset({"project", "user", "session", "group"})
 _INTEGER_CLAIMS = frozenset({"iat", "nbf", "exp"})
 _TEXT_MAX_CHARS = 256
 _JTI = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_GROUP_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
 class Audience(StrEnum):
@@ -60,6 +67,8 @@ class Claims:
         namespace: the one namespace that a node token is for, or None for a control token.
         issued_at_s, expires_at_s: Unix seconds.
         token_id: unique, 32 hexadecimal digits.
+        narrowing: of the salts that were given with a node token; nodes need no more than that it is well formed.
+        group_uid: of the sharing group whose salts those were; empty for the namespace's own.
         kid: the key that a verified token was signed with; it is in the token's header, not among its claims.
     """
 
@@ -72,6 +81,8 @@ class Claims:
     issued_at_s: int
     expires_at_s: int
     token_id: str
+    narrowing: Narrowing = NOT_NARROWED
+    group_uid: str = ""
     kid: str = field(default="", compare=False)
 
 
@@ -111,6 +122,14 @@ def sign_token(key: Ed25519PrivateKey, kid: str, claims: Claims) -> str:
         "namespace": claims.namespace or "",
         "role": claims.role.value,
     }
+    narrowing = claims.narrowing
+    narrowed = {
+        "project": narrowing.project,
+        "user": narrowing.user,
+        "session": narrowing.session,
+        "group": claims.group_uid,
+    }
+    body |= {name: value for name, value in narrowed.items() if value}
     signed = ".".join(_encode_segment(json.dumps(part, separators=(",", ":")).encode()) for part in (header, body))
     return f"{signed}.{_encode_segment(key.sign(signed.encode()))}"
 
@@ -152,8 +171,8 @@ def verify_token(token: str, key_set: KeySet, *, audience: Audience, now_s: int)
 
 
 def _check_claims(claims: dict[str, Any], kid: str, issuer: str, audience: Audience, now_s: int) -> Claims:
-    if claims.keys() != _CLAIM_NAMES:
-        names = sorted(claims.keys() ^ _CLAIM_NAMES)[:4]
+    if claims.keys() - _NARROWING_NAMES != _CLAIM_NAMES:
+        names = sorted((claims.keys() - _NARROWING_NAMES) ^ _CLAIM_NAMES)[:4]
         _refuse(
             "TOKEN_CLAIMS", f"the token's claims are not the required ones: see {', '.join(map(repr, names))[:200]}"
         )
@@ -186,6 +205,7 @@ def _check_claims(claims: dict[str, Any], kid: str, issuer: str, audience: Audie
         _refuse("TOKEN_CLAIMS", "the token's role and tenant do not go together")
     if audience is Audience.NODE and (tenant is None or namespace is None):
         _refuse("TOKEN_CLAIMS", "a token for a node names no tenant and namespace")
+    narrowing, group_uid = _check_narrowing(claims, audience)
     return Claims(
         issuer=issuer,
         subject=claims["sub"],
@@ -196,8 +216,27 @@ def _check_claims(claims: dict[str, Any], kid: str, issuer: str, audience: Audie
         issued_at_s=issued_at_s,
         expires_at_s=expires_at_s,
         token_id=claims["jti"],
+        narrowing=narrowing,
+        group_uid=group_uid,
         kid=kid,
     )
+
+
+def _check_narrowing(claims: dict[str, Any], audience: Audience) -> tuple[Narrowing, str]:
+    """What the salts of the token were narrowed to, and the uid of their sharing group."""
+    named = {name: claims[name] for name in _NARROWING_NAMES & claims.keys()}
+    if not named:
+        return NOT_NARROWED, ""
+    if audience is not Audience.NODE:
+        _refuse("TOKEN_CLAIMS", "only a token for nodes comes with salts that are narrowed")
+    group_uid = named.pop("group", None)
+    try:
+        ids = {name: parse_scope_id(value, name) for name, value in named.items()}
+    except SalternError:
+        _refuse("TOKEN_CLAIMS", "the token's project, user or session is not well formed")
+    if "" in ids.values() or (group_uid is not None and (ids or _GROUP_UID.fullmatch(group_uid) is None)):
+        _refuse("TOKEN_CLAIMS", "the token's project, user, session or group is empty, or they do not go together")
+    return Narrowing(**ids), group_uid or ""
 
 
 def _refuse(reason: str, message: str, hint: str = "exchange the API key for a new token") -> NoReturn:

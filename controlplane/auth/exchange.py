@@ -221,8 +221,11 @@ def issue_token(
     *,
     now: datetime,
     lifetime_s: int,
+    grant: NamespaceGrant | None = None,
 ) -> tuple[str, Claims]:
     """Sign a token for a verified credential; expires after ``lifetime_s`` seconds, or with the API key.
+
+    It names what the salts of ``grant`` are narrowed to, so that whoever is handed the token gets no wider ones for it.
 
     Its id begins with the lookup of the API key, so that the token stands for this very key and not for a later one of
     the same name. Its issue time is at least the tenant's ``min_issue_time`` in whole seconds: for a tenant that was
@@ -248,6 +251,8 @@ def issue_token(
         issued_at_s=issued_at_s,
         expires_at_s=expires_at_s,
         token_id=credential.lookup + secrets.token_hex(TOKEN_ID_RANDOM_BYTES),
+        narrowing=NOT_NARROWED if grant is None else grant.narrowing,
+        group_uid="" if grant is None else grant.group_uid,
     )
     return sign_token(key_ring.private_key, key_ring.kid, claims), claims
 

@@ -212,7 +212,7 @@ class ExchangeQueue:
         except REFUSALS as error:
             return Denied(error, credential)
         token, claims = issue_token(
-            ring, credential, ask.audience, ask.namespace, now=now, lifetime_s=self._token_lifetime_s
+            ring, credential, ask.audience, ask.namespace, now=now, lifetime_s=self._token_lifetime_s, grant=grant
         )
         return Granted(token, claims, credential, grant, nodes if ask.namespace is not None else [])
 

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from tenants.tokens import LIFETIME_MAX_S, TOKEN_MAX_CHARS, Audience
 
 _JTI = "0123456789abcdef" * 2
+_GROUP_UID = "0b0e7a52-3d4f-4a6b-8c9d-0e1f2a3b4c5d"
 
 
 class BadToken(NamedTuple):
@@ -252,6 +253,24 @@ def bad_tokens(
         ("token id too short", with_claims(jti="abc"), "TOKEN_CLAIMS"),
         ("lives too long", with_claims(exp=now_s + LIFETIME_MAX_S + 1), "TOKEN_CLAIMS"),
         ("ends before it begins", with_claims(exp=now_s - 1), "TOKEN_CLAIMS"),
+        # what salts are narrowed to; a token for the control plane comes with none
+        *((f"{name} empty", with_claims(**{name: ""}), "TOKEN_CLAIMS") for name in ("project", "user", "session")),
+        ("user null", with_claims(user=None), "TOKEN_CLAIMS"),
+        ("user a list", with_claims(user=["ann"]), "TOKEN_CLAIMS"),
+        ("session a number", with_claims(session=7), "TOKEN_CLAIMS"),
+        ("project with a space", with_claims(project="p 1"), "TOKEN_CLAIMS"),
+        ("user with a line end", with_claims(user="ann\n"), "TOKEN_CLAIMS"),
+        ("user too long", with_claims(user="u" * 129), "TOKEN_CLAIMS"),
+        ("user with a letter that looks the same", with_claims(user="\uff41nn"), "TOKEN_CLAIMS"),
+        ("group by its name", with_claims(group="tenants/acme/sharingGroups/research"), "TOKEN_CLAIMS"),
+        ("group empty", with_claims(group=""), "TOKEN_CLAIMS"),
+        ("group and user", with_claims(group=_GROUP_UID, user="ann"), "TOKEN_CLAIMS"),
+        ("user in capitals beside", with_claims(User="ann"), "TOKEN_CLAIMS"),
+        *(
+            (f"narrowed to a {name} for the control plane", with_claims(**{name: value}), "TOKEN_CLAIMS")
+            for name, value in (("project", "p-1"), ("user", "ann"), ("session", "s"), ("group", _GROUP_UID))
+            if audience is Audience.CONTROL
+        ),
         # issuer, audience, time
         ("another issuer", with_claims(iss="saltern-of-somebody-else"), "TOKEN_ISSUER"),
         ("issuer with a slash", with_claims(iss=f"{issuer}/"), "TOKEN_ISSUER"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saltern.errors import InvalidArgumentError, UnauthenticatedError
+from saltern.keys import Narrowing
 from saltern.names import NamespaceId, TenantId
 from tenants.roles import PLATFORM_ROLES, TENANT_ROLES, Role
 from tenants.tokens import (
@@ -52,6 +54,24 @@ def verify(token: str, audience: Audience = Audience.NODE, now_s: int = NOW_S) -
 
 def test_i1_a_signed_token_says_what_was_signed() -> None:
     assert verify(sign_token(KEY, "k1", GOOD)) == GOOD
+
+
+@pytest.mark.parametrize(
+    ("narrowing", "group_uid"),
+    [
+        (Narrowing(user="ann"), ""),
+        (Narrowing("p-1", "ann", "s" * 128), ""),
+        (Narrowing(), "0b0e7a52-3d4f-4a6b-8c9d-0e1f2a3b4c5d"),
+    ],
+)
+def test_i2_a_token_says_what_its_salts_are_narrowed_to_and_one_that_is_not_says_nothing(
+    narrowing: Narrowing, group_uid: str
+) -> None:
+    narrowed = replace(GOOD, narrowing=narrowing, group_uid=group_uid)
+    assert verify(sign_token(KEY, "k1", narrowed)) == narrowed
+
+    claims = json.loads(base64.urlsafe_b64decode(sign_token(KEY, "k1", GOOD).split(".")[1] + "=="))
+    assert claims.keys() == good_claims(issuer=ISSUER, now_s=NOW_S, audience=Audience.NODE).keys()
 
 
 @given(
@@ -114,7 +134,11 @@ def test_i1_no_single_changed_character_verifies(position: int, character: str) 
 json_values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9)
 
 
-@given(st.sampled_from(["iss", "sub", "aud", "iat", "nbf", "exp", "jti", "tenant", "namespace", "role"]), json_values)
+@given(
+    st.sampled_from(["iss", "sub", "aud", "iat", "nbf", "exp", "jti", "tenant", "namespace", "role"])
+    | st.sampled_from(["project", "user", "session", "group"]),
+    json_values,
+)
 def test_i1_a_claim_of_any_other_value_says_it_or_is_refused(name: str, value: object) -> None:
     claims = good_claims(issuer=ISSUER, now_s=NOW_S, audience=Audience.NODE)
     token = sign_raw(KEY, good_header("k1"), json.dumps(claims | {name: value}))
