@@ -16,6 +16,7 @@ import grpc
 
 from tests.fuzz import oracle
 from tests.fuzz.cases import Case, Cases
+from tests.fuzz.services import Method
 from tests.fuzz.values import Names
 
 NOBODY = "nobody"
@@ -82,6 +83,10 @@ class CallFuzz(ABC):
     @abstractmethod
     def token_refused(self, role: str, token: str) -> None:
         """A token that :meth:`token` gave was refused."""
+
+    def secrets_from(self, method: Method) -> Sequence[bytes]:
+        """What ``method`` must tell no outsider that has not asked with it."""
+        return self._secrets
 
     async def run(self, seconds: float) -> Outcome:
         """Every method by every role once, and then whatever comes, until ``seconds`` are over."""
@@ -158,7 +163,7 @@ class CallFuzz(ABC):
     def _judge(self, case: Case, code: str, faults: list[str], said: list[bytes]) -> None:
         self.outcome.codes[case.method.path, code] += 1
         if case.role in self._outsiders:
-            faults = faults + oracle.leaks(said, self._secrets, b"".join(case.messages))
+            faults = faults + oracle.leaks(said, self.secrets_from(case.method), b"".join(case.messages))
         self.outcome.faults += [f"{case}\n    {fault}" for fault in faults]
 
     def _learn(self, case: Case, answer: bytes) -> None:

@@ -46,6 +46,11 @@ class ControlFuzz(CallFuzz):
             outsiders=_OUTSIDERS,
         )
 
+    def secrets_from(self, method: Method) -> Sequence[bytes]:
+        # The trail of a tenant says what its own callers were denied, by the names that they gave.
+        own = {name.encode() for name in NAMES} if "AuditService" in method.path else ()
+        return [secret for secret in super().secrets_from(method) if secret not in own]
+
     async def token(self, role: str) -> str:
         return await self._world.token(role)
 
