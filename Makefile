@@ -71,6 +71,9 @@ SECONDS ?= 60
 fuzz: setup  ## call every RPC in every wrong way for SECONDS=n, over a control plane and a node: SEED=n repeats a run
 	@nice -n 10 $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(FUZZ_ARGS)
 
+threats: setup  ## take away each answer of SECURITY.md's table in a copy, and look that its test notices (minutes): THREATS_ARGS="--only salt"
+	@nice -n 10 $(BIN)/python -m tests.security.mutations $(THREATS_ARGS)
+
 noisy: setup  ## a tenant alone, then beside one that floods: its hit rate and latency
 	@$(BIN)/python -m tests.noisy $(NOISY_ARGS)
 

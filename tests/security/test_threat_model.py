@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 import ast
-import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.security.mutations.table import MUTATIONS
+from tests.security.mutations.values import Mutation
+from tests.security.threats import ROOT, THREATS, Threat, threats_of
+
 RULES = {f"I{number}" for number in range(1, 13)}
-_HEADER = ["threat", "rule", "code", "tests"]
-_QUOTED = re.compile(r"`([^`]+)`")
-
-
-@dataclass(frozen=True)
-class Line:
-    threat: str
-    rules: tuple[str, ...]
-    code: tuple[str, ...]
-    tests: tuple[str, ...]
-
-
-def lines_of(page: str) -> list[Line]:
-    """The lines of the one table whose columns are ``_HEADER``."""
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in page.splitlines() if row.startswith("|")]
-    begin = rows.index(_HEADER)
-    found = []
-    for cells in rows[begin + 2 :]:
-        assert len(cells) == len(_HEADER), f"a bar too many or too few: {cells[0]}"
-        threat, rules, code, tests = cells
-        found.append(
-            Line(threat, tuple(re.split(r"[ ,]+", rules)), *(tuple(_QUOTED.findall(c)) for c in (code, tests)))
-        )
-    return found
-
-
-LINES = lines_of((ROOT / "SECURITY.md").read_text())
 
 
 @cache
@@ -64,8 +38,8 @@ def missing(reference: str, separator: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line.threat[:48])
-def test_each_threat_names_rules_code_and_tests_that_are_there(line: Line) -> None:
+@pytest.mark.parametrize("line", THREATS, ids=lambda line: line.text[:48])
+def test_each_threat_names_rules_code_and_tests_that_are_there(line: Threat) -> None:
     assert line.rules and set(line.rules) <= RULES, line.rules
     assert line.code and line.tests
     assert [fault for one in line.code if (fault := missing(one, ":"))] == []
@@ -75,16 +49,33 @@ def test_each_threat_names_rules_code_and_tests_that_are_there(line: Line) -> No
 
 
 def test_every_rule_is_in_the_table() -> None:
-    assert {rule for line in LINES for rule in line.rules} == RULES
-    assert len(LINES) >= 40
-    assert len({line.threat for line in LINES}) == len(LINES)
+    assert {rule for line in THREATS for rule in line.rules} == RULES
+    assert len(THREATS) >= 40
+    assert len({line.text for line in THREATS}) == len(THREATS)
 
 
 def test_what_is_not_there_is_found() -> None:
     table = (
         "| threat | rule | code | tests |\n|---|---|---|---|\n| x | I1 | `no/such.py` | `tests/security/a.py::b` |\n"
     )
-    (line,) = lines_of(table)
+    (line,) = threats_of(table)
     assert missing(line.code[0], ":") == "no/such.py is not there"
     assert missing("tenants/roles.py:may", ":") == ""
     assert missing("tenants/roles.py:might", ":") == "tenants/roles.py has no might"
+
+
+@pytest.mark.parametrize("threat", THREATS, ids=lambda threat: threat.text[:48])
+def test_each_threat_has_an_answer_that_can_be_taken_away(threat: Threat) -> None:
+    """``make threats`` does so; here only that each test that a line names has a mutation which it must notice."""
+    broken = [test for mutation in MUTATIONS if threat.text.startswith(mutation.threat) for test in mutation.tests]
+    assert broken
+    unbroken = [one for one in threat.tests if not any(test == one or test.startswith(f"{one}::") for test in broken)]
+    assert unbroken == [] or any("rdma" in test for test in broken), "give each of them a mutation"
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.tests[0].rpartition("::")[2])
+def test_each_mutation_still_finds_what_it_breaks(mutation: Mutation) -> None:
+    (threat,) = (one for one in THREATS if one.text.startswith(mutation.threat))
+    assert all(edit.occurrences(ROOT) == 1 and edit.new != edit.old for edit in mutation.edits)
+    assert all(test in threat.tests or test.partition("::")[0] in threat.tests for test in mutation.tests)
+    assert [fault for test in mutation.tests if (fault := missing(test, "::"))] == []

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
+import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import descriptor_pool
@@ -20,7 +21,7 @@ from controlplane.db import models
 from controlplane.secrets import parse_api_key
 from controlplane.server import MESSAGE_MAX_BYTES, SERVICE_NAMES
 from saltern import errors
-from saltern.admin.v1 import credentials_pb2, quotas_pb2, tenants_pb2
+from saltern.admin.v1 import credentials_pb2, quotas_pb2, tenants_pb2, tokens_pb2
 from saltern.auth.v1 import auth_pb2
 from tenants.tokens import Audience
 from tests.support.bad_tokens import bad_tokens, good_claims, good_header, leaked, sign_raw
@@ -53,6 +54,24 @@ async def test_i1_every_bad_token_is_refused_with_its_reason(
     claims = good_claims(issuer=issuer, now_s=now_s + 1, audience=Audience.CONTROL) | {"jti": parse_api_key(secret) * 2}
     good = bearer(sign_raw(ring.private_key, good_header(ring.kid), claims))
     assert (await control.tenants.GetTenant(request, metadata=good)).name == "tenants/acme"
+
+
+def test_i1_what_is_open_is_written_down_twice() -> None:
+    """A service, or a method of an open one, that is new is not open before somebody has said so here as well."""
+    assert {service for service in OPEN_SERVICES if service.startswith("saltern.")} == {"saltern.auth.v1.AuthService"}
+    assert {service for service in OPEN_SERVICES if service not in SERVICE_NAMES} == {
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+    (auth,) = (descriptor_pool.Default().FindServiceByName(name) for name in SERVICE_NAMES if name in OPEN_SERVICES)
+    # Each of them is given what it verifies, a key or a token, in its request; the keys of the set are public.
+    assert {method.name for method in auth.methods} <= {
+        "ExchangeApiKey",
+        "ExchangeToken",
+        "GetKeySet",
+        "RedeemBootstrapToken",
+    }
 
 
 async def test_i1_every_method_that_is_not_open_needs_a_token(control: Control) -> None:
@@ -102,6 +121,21 @@ async def test_i10_a_deleted_key_stops_working_at_once(control: Control) -> None
     fresh = await control.bearer(await control.add_api_key(credentials_pb2.ROLE_TENANT_ADMIN, "acme", "key"))
     assert (await refused(control.tenants.GetTenant(request, metadata=token))).reason == "CREDENTIAL_REVOKED"
     await control.tenants.GetTenant(request, metadata=fresh)
+
+
+async def test_i10_a_token_that_was_revoked_by_its_id_is_refused_at_once(control: Control) -> None:
+    await control.add_tenant("acme")
+    secret = await control.add_api_key(credentials_pb2.ROLE_TENANT_ADMIN, "acme", "key")
+    token, other = (await control.exchange(secret)).access_token, await control.bearer(secret)
+    request = tenants_pb2.GetTenantRequest(name="tenants/acme")
+    await control.tenants.GetTenant(request, metadata=bearer(token))
+    token_id = str(jwt.decode(token, options={"verify_signature": False})["jti"])
+    await control.tokens.RevokeToken(
+        tokens_pb2.RevokeTokenRequest(parent="tenants/acme", token_id=token_id), metadata=other
+    )
+    error = await refused(control.tenants.GetTenant(request, metadata=bearer(token)))
+    assert (type(error), error.reason) == (errors.UnauthenticatedError, "TOKEN_REVOKED")
+    await control.tenants.GetTenant(request, metadata=other)
 
 
 async def test_i12_a_new_tenant_of_the_same_name_is_another_one(control: Control) -> None:

@@ -1,0 +1,116 @@
+"""A copy of the checkout, in which things are broken and mended again, and pytest runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from itertools import count
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree
+
+from tests.security.mutations.values import Edit
+
+PACKAGES: Final = ("saltern", "tenants", "controlplane", "dataplane", "migrations", "tests")
+#: Not a part of the program, or made from it.
+_LEFT_OUT: Final = shutil.ignore_patterns(
+    ".git", ".venv", ".venv-*", "build", "__pycache__", ".*_cache", ".hypothesis", "node_modules"
+)
+_TIME_LIMIT_S: Final = 600
+_DETAIL_MAX_CHARS: Final = 110
+_TEST_FAILURES: Final = 1  # exit status of pytest
+
+
+class Outcome(Enum):
+    """Of the tests of one mutation."""
+
+    RED = "red"  #: the test has noticed
+    GREEN = "GREEN"  #: nobody has noticed
+    BROKEN = "BROKEN"  #: the test did not come so far as to say anything
+    SLOW = "SLOW"  #: it did not end
+    NOT_HERE = "not here"  #: the machine lacks what the test needs
+
+
+class Copy:
+    """The checkout at ``root``, whose packages are imported instead of the installed ones."""
+
+    def __init__(self, root: Path, scratch: Path) -> None:
+        self._root = root
+        self._report = scratch / "report.xml"
+        path = os.pathsep.join((str(root), str(root / "clients")))
+        self._environment = {**os.environ, "PYTHONPATH": path}
+        # Byte code is compared with its source by whole seconds and length: each edit gets a second of its own.
+        self._seconds = count(2_000_000_000)
+
+    def require_own_packages(self) -> None:
+        """Raises AssertionError unless a process in the copy imports every package from it."""
+        code = f"import {', '.join(PACKAGES)}\nfor package in ({', '.join(PACKAGES)}): print(package.__path__[0])"
+        shown = self._python("-c", code).stdout.split()
+        assert len(shown) == len(PACKAGES) and all(Path(path).is_relative_to(self._root) for path in shown), shown
+
+    @contextmanager
+    def broken(self, edits: Sequence[Edit]) -> Iterator[None]:
+        """Make ``edits`` in the time of the block."""
+        before = {edit.path: (self._root / edit.path).read_text() for edit in edits}
+        try:
+            for edit in edits:
+                assert edit.occurrences(self._root) == 1, f"{edit.path} does not hold once: {edit.old}"
+                self._write(edit.path, edit.applied((self._root / edit.path).read_text()))
+            yield
+        finally:
+            for path, content in before.items():
+                self._write(path, content)
+
+    def run(self, tests: Sequence[str]) -> tuple[Outcome, str]:
+        """Run tests; how they ended, and the first thing that went wrong in a few words."""
+        self._report.unlink(missing_ok=True)
+        arguments = ("-m", "pytest", "-p", "no:cacheprovider", "--maxfail=1", f"--junitxml={self._report}", *tests)
+        try:
+            ended = self._python(*arguments)
+        except subprocess.TimeoutExpired:
+            return Outcome.SLOW, f"more than {_TIME_LIMIT_S} s"
+        if not self._report.exists() or ended.returncode not in (0, _TEST_FAILURES):
+            return Outcome.BROKEN, (ended.stdout or ended.stderr).strip()[-_DETAIL_MAX_CHARS:].replace("\n", " ")
+        suite = ElementTree.parse(self._report).getroot().find("testsuite")
+        assert suite is not None
+        number = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
+        first = next((found for kind in ("failure", "error") for found in suite.iter(kind)), None)
+        detail = "" if first is None else " ".join(first.get("message", "").split())[:_DETAIL_MAX_CHARS]
+        if number["failures"]:
+            return Outcome.RED, detail
+        if number["errors"]:
+            return Outcome.BROKEN, detail
+        return (Outcome.NOT_HERE, "skipped") if number["skipped"] == number["tests"] else (Outcome.GREEN, "")
+
+    def _write(self, path: str, content: str) -> None:
+        (self._root / path).write_text(content)
+        second = next(self._seconds)
+        os.utime(self._root / path, (second, second))
+
+    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self._root,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=_TIME_LIMIT_S,
+            check=False,
+        )
+
+
+@contextmanager
+def copied(root: Path) -> Iterator[Copy]:
+    """A copy of the working tree at ``root``, gone after the block."""
+    with tempfile.TemporaryDirectory(prefix="saltern-threats-") as scratch:
+        Path(scratch).chmod(0o755)  # PostgreSQL's own user passes through
+        shutil.copytree(root, Path(scratch, "checkout"), ignore=_LEFT_OUT, symlinks=True)
+        copy = Copy(Path(scratch, "checkout"), Path(scratch))
+        copy.require_own_packages()
+        yield copy
