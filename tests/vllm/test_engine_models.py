@@ -1,0 +1,25 @@
+"""The models that the other tests stand on: what they generate follows from the prompt, all of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.vllm.engine import Engine, prompt
+
+
+@pytest.mark.parametrize("model", ["llama", "mla", "windows"])
+def test_other_prompts_get_other_tokens_and_the_same_prompt_the_same(model: str) -> None:
+    dtype = "float32" if model == "llama" else "bfloat16"
+    engine = Engine(model=model, dtype=dtype)
+    try:
+        prompts = [prompt(100, seed) for seed in range(4)]
+        first = engine.generate(prompts)
+        assert len({tuple(tokens) for tokens in first}) == 4
+        assert all(len(set(tokens)) > 4 for tokens in first), "the model repeats itself"
+        changed = dict(prompts[0])
+        changed["prompt_token_ids"] = [7, *changed["prompt_token_ids"][1:]]
+        assert engine.generate([changed]) != first[:1], "the first block does not matter to what is generated"
+        engine.forget()
+        assert engine.generate(prompts) == first
+    finally:
+        engine.close()
