@@ -79,6 +79,10 @@ class Borrowers:
         self._noted.pop(owner, None)
         self._records.pop(owner, None)
 
+    def has_only(self, owner: TenantCache) -> bool:
+        """Whether no other tenant could lose an entry, as far as is known without looking at any."""
+        return len(self._noted) <= (owner in self._noted) and len(self._records) <= (owner in self._records)
+
     def settle(self, requester: TenantCache) -> None:
         """Make every record exact, but for the requester, which is no candidate of the others' kind and has none."""
         self._records.pop(requester, None)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataplane.core import refusals
 from dataplane.core.admission import check_partition, namespace_not_available
 from dataplane.core.adoption import Adopted, adopt_snapshot
+from dataplane.core.at_once import can_be_at_once, use_at_once
 from dataplane.core.compaction import Relocate
 from dataplane.core.entry import Entry, Pin, Promotion, PutRefused, PutTicket
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
@@ -266,6 +267,27 @@ class CacheCore:
         index = self._open.get(partition)
         if index is not None:
             touch_entries(self._pool, index, keys, now_ns)
+
+    def use_at_once(
+        self, partition: Partition, keys: Sequence[BlockKey], size_bytes: int, now_ns: int, *, reads: bool = True
+    ) -> None:
+        """Get each key that is there, if ``reads``, and put each that is not, in the order given, in no time.
+
+        For replays, where no bytes move (:mod:`dataplane.core.at_once`): the same as a get or a put of each key.
+        """
+        index = self._open.get(partition) or self._policies.open_index(partition)
+        if now_ns >= self._policies.stops_ns:
+            self._policies.freeze()
+        if self._ssd is None and index is not None and can_be_at_once(self._pool, index):
+            frozen = self._policies.is_frozen
+            use_at_once(self._pool, index, keys, size_bytes, now_ns, reads=reads, is_frozen=frozen)
+            return
+        for key in keys:
+            if index is not None and key in index.entries:
+                if reads:
+                    self.get_end(self.get_start(partition, (key,), now_ns))
+            elif isinstance(ticket := self.put_start(partition, key, size_bytes, now_ns), PutTicket):
+                self.put_commit(ticket, 0, now_ns)
 
     # ---- removal
 

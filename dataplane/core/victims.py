@@ -69,6 +69,23 @@ def coldest(namespace: NamespaceBooks, excess_bytes: int) -> list[Entry] | None:
     return found if excess_bytes <= 0 else None
 
 
+def only_victim(
+    extents: Extents, requester: TenantCache, borrowers: Borrowers, extent_bytes: int, excess_bytes: int
+) -> Entry | None:
+    """The one entry of the requester's own, of exactly ``extent_bytes``, that :func:`choose_room` would choose; None if
+    that is another choice, or takes a longer look to see.
+
+    Args:
+        excess_bytes: by which the put would pass the requester's limit; 0 or less if only memory lacks.
+    """
+    if excess_bytes <= 0 and (extents.free_bytes >= extent_bytes or not borrowers.has_only(requester)):
+        return None
+    for entry in requester.order:
+        if not entry.pins:
+            return entry if entry.extent_bytes == extent_bytes >= excess_bytes else None
+    return None
+
+
 def choose_room(
     extents: Extents,
     requester: TenantCache,

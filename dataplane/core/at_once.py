@@ -1,0 +1,141 @@
+"""Gets and puts that take no time: what a replay asks of a core, where no bytes move and so nothing is ever in flight.
+
+``use_at_once`` does for every key what :meth:`get_start` with :meth:`get_end`, or :meth:`put_start` with
+:meth:`put_commit`, would do one after the other. It decides nothing of its own: whom a put displaces is asked of
+:mod:`dataplane.core.victims`, and a test compares every outcome with that of the commands themselves. What it leaves
+out is what no time passes for: tickets, pins, and giving memory back to take the same extent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dataplane.core.entry import Entry, EntryState, PutRefused
+from dataplane.core.extents import ArenaOffset, round_up
+from dataplane.core.pool import Pool
+from dataplane.core.prechecks import precheck
+from dataplane.core.tenant_cache import NO_LIMIT_BYTES, PartitionIndex
+from dataplane.core.usage import EvictionCause
+from dataplane.core.victims import only_victim
+from saltern.keys import BlockKey
+
+_READABLE = EntryState.READABLE  # an enum's member costs a descriptor call at each use in Python 3.11
+_DETACHED = EntryState.DETACHED
+
+
+def can_be_at_once(pool: Pool, index: PartitionIndex) -> bool:
+    """Whether nothing is in the way: no transfer, no rule that follows single pins or moves, nothing left to free."""
+    owner = index.owner
+    return (
+        owner.account is None
+        and pool.layout is None
+        and not pool.purged
+        and not pool.above_limit
+        and not pool.held.beyond_bytes
+        and not owner.budget.held_bytes
+        and not index.writing
+        and index.namespace.limit_bytes >= NO_LIMIT_BYTES
+    )
+
+
+def use_at_once(
+    pool: Pool,
+    index: PartitionIndex,
+    keys: Sequence[BlockKey],
+    size_bytes: int,
+    now_ns: int,
+    *,
+    reads: bool,
+    is_frozen: bool,
+) -> None:
+    """Touch each key that is there, if ``reads``, and store each that is not, in the order given.
+
+    Only where :func:`can_be_at_once`. Counts hits and puts as the commands do.
+    """
+    if not keys:
+        return
+    owner = index.owner
+    entries, order, counters = index.entries, owner.order, owner.counters
+    extent_bytes = round_up(size_bytes)
+    refused = precheck(pool, index, keys[0], size_bytes, extent_bytes, is_frozen=is_frozen)
+    find, touch, insert = entries.get, order.touch, order.insert
+    last_ns = max(now_ns - 1, pool.last_ns)
+    lengths = size_bytes, extent_bytes
+    hits = hit_bytes = stored = 0
+    for key in keys:
+        entry = find(key)
+        if entry is not None:
+            if reads:
+                last_ns += 1
+                entry.touched_ns = last_ns
+                touch(entry)
+                hits += 1
+                hit_bytes += entry.size_bytes
+            continue
+        if refused is not None:
+            counters.refused(refused.error.reason)
+            continue
+        pool.last_ns = last_ns
+        offset = _take_place(pool, index, key, lengths, now_ns)
+        last_ns = pool.last_ns
+        if isinstance(offset, PutRefused):
+            counters.refused(offset.error.reason)
+            continue
+        entries[key] = entry = Entry(key, index, offset, size_bytes, extent_bytes)
+        entry.state = _READABLE
+        last_ns += 1
+        entry.touched_ns = last_ns
+        insert(entry)
+        stored += 1
+    pool.last_ns = last_ns
+    counters.puts_stored += stored
+    counters.put_bytes += stored * size_bytes
+    counters.get_hits += hits
+    counters.get_bytes += hit_bytes
+    counters.hit_tokens += hits * index.block_tokens
+    index.namespace.get_hits += hits
+    pool.changed(owner)
+
+
+def _take_place(
+    pool: Pool, index: PartitionIndex, key: BlockKey, lengths: tuple[int, int], now_ns: int
+) -> ArenaOffset | PutRefused:
+    """Charge an entry of (size, extent) bytes as resident and find it memory: free, or somebody else's (I4, I6)."""
+    size_bytes, extent_bytes = lengths
+    owner = index.owner
+    budget = owner.budget
+    excess_bytes = budget.used_bytes + extent_bytes - budget.limit_bytes
+    if excess_bytes <= 0:
+        offset = pool.extents.allocate(extent_bytes)
+        if offset is not None:
+            budget.adopt(size_bytes, extent_bytes)
+            index.namespace.used_bytes += extent_bytes
+            return offset
+    victim = only_victim(pool.extents, owner, pool.borrowers, extent_bytes, excess_bytes)
+    if victim is not None:
+        return _give_way(pool, index, victim, size_bytes, excess_bytes)
+    pool.changed(owner)
+    admitted = pool.admit(index, key, size_bytes, extent_bytes, now_ns)
+    if isinstance(admitted, PutRefused):
+        return admitted
+    del index.writing[key]
+    budget.commit(size_bytes, extent_bytes)
+    pool.held.note(owner)
+    return admitted.offset
+
+
+def _give_way(pool: Pool, index: PartitionIndex, victim: Entry, size_bytes: int, excess_bytes: int) -> ArenaOffset:
+    """Evict an entry whose place the next one takes, of the same tenant and extent: what is charged, what is free and
+    who could lose what stay as they are (I4, I8)."""
+    owner, left = index.owner, victim.index
+    owner.counters.evicted(victim.size_bytes, EvictionCause.OWN_LIMIT if excess_bytes > 0 else EvictionCause.OWN_PUT)
+    if pool.demote is not None:
+        pool.demote(victim)
+    owner.order.evict(victim)
+    del left.entries[victim.key]
+    victim.state = _DETACHED
+    if left.namespace is not index.namespace:
+        left.namespace.used_bytes -= victim.extent_bytes
+        index.namespace.used_bytes += victim.extent_bytes
+    owner.budget.resident_bytes += size_bytes - victim.size_bytes
+    return victim.offset
