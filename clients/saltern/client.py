@@ -233,6 +233,14 @@ class Client:
         self._router.registry.add(buffer)
         return buffer
 
+    def register(self, buffer: RegisteredBuffer) -> None:
+        """Move entries straight from and to a buffer that another client of this process has allocated, too.
+
+        Nodes are told of it when a call first uses it, each over this client's own sessions.
+        """
+        self._require_open()
+        self._router.registry.add(buffer)
+
     def start_deadline(self, deadline_ms: DeadlineMs = None) -> Deadline:
         """The deadline of a call that starts now; pass it as ``deadline_ms`` to share it or to cancel the call."""
         self._require_open()

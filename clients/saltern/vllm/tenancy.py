@@ -163,7 +163,7 @@ class InstanceTenancy:
     def __init__(
         self, open_client: Callable[[], Client], *, what: str, require_cache_salt: bool = False, wait_s: float = 0.0
     ) -> None:
-        self._ticket = Ticket(connection="instance")
+        self.ticket = Ticket(connection="instance")
         self._require_cache_salt = require_cache_salt
         self._opening = OpeningClient(open_client, what)
         self._opening.wait(wait_s)
@@ -177,10 +177,10 @@ class InstanceTenancy:
         return self._opening.error
 
     def ticket_for(self, cache_salt: str | None, kv_transfer_params: Mapping[str, object] | None) -> Ticket | None:
-        return None if self._require_cache_salt and not cache_salt else self._ticket
+        return None if self._require_cache_salt and not cache_salt else self.ticket
 
     def client(self, ticket: Ticket) -> Client | None:
-        return self._opening.get() if ticket == self._ticket else None
+        return self._opening.get() if ticket == self.ticket else None
 
     def close(self) -> None:
         self._opening.close()

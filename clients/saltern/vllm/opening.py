@@ -1,0 +1,55 @@
+"""Opens the clients that an engine's options ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from saltern.vllm.options import ConnectorOptions
+from saltern.vllm.tenancy import InstanceTenancy, Tenancy
+
+if TYPE_CHECKING:
+    from saltern.client import Client
+
+
+def open_tenancy(options: ConnectorOptions, environment: Mapping[str, str]) -> Tenancy:
+    """The tenancy of an engine; in instance mode with its client, opened for ``open_wait_ms`` at most."""
+
+    def open_client() -> Client:
+        return open_instance_client(options, environment)
+
+    return InstanceTenancy(
+        open_client,
+        what=f"namespace {options.namespace!r} at {options.control}",
+        require_cache_salt=options.require_cache_salt,
+        wait_s=options.open_wait_ms / 1000,
+    )
+
+
+def open_instance_client(options: ConnectorOptions, environment: Mapping[str, str]) -> Client:
+    """The client of the engine's own API key; reads the key's file, so that a new key is found at the next attempt.
+
+    Raises:
+        SalternError: the key cannot be read or exchanged.
+    """
+    from saltern.admin_client import ApiKey, read_api_key
+    from saltern.client import Client
+    from saltern.tls import client_tls_from_environment
+
+    key = read_api_key(Path(options.api_key_file)) if options.api_key_file else ApiKey(environment["SALTERN_API_KEY"])
+    return Client(
+        control=options.control,
+        api_key=key.reveal(),
+        namespace=options.namespace,
+        project=options.project,
+        sharing_group=options.sharing_group,
+        transport=options.transport,
+        sessions_max=_sessions(options),
+        tls=client_tls_from_environment(),
+    )
+
+
+def _sessions(options: ConnectorOptions) -> int:
+    """Connections to a node: each load, the saves and the lookups at the same time, without waiting for each other."""
+    return options.load_threads + 5
