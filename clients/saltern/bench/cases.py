@@ -51,13 +51,14 @@ class Field:
 class Blocks:
     """A batch of equal blocks in the client's registered memory, under keys of their own."""
 
-    def __init__(self, client: Client, block_bytes: int) -> None:
+    def __init__(self, client: Client, block_bytes: int, batch_bytes: int = BATCH_BYTES) -> None:
         self.client = client
-        self.count = BATCH_BYTES // block_bytes
+        self.count = batch_bytes // block_bytes
         self.keys = new_keys(self.count)
-        self.buffer = client.allocate(BATCH_BYTES)
-        self.buffer.view[:] = os.urandom(MIB) * (BATCH_BYTES // MIB)
-        self.views = [self.buffer[start : start + block_bytes] for start in range(0, BATCH_BYTES, block_bytes)]
+        self.buffer = client.allocate(batch_bytes)
+        pattern = os.urandom(min(MIB, batch_bytes))
+        self.buffer.view[:] = pattern * (batch_bytes // len(pattern))
+        self.views = [self.buffer[start : start + block_bytes] for start in range(0, batch_bytes, block_bytes)]
 
     def put(self) -> None:
         results = self.client.put_many(zip(self.keys, self.views, strict=True), deadline_ms=DEADLINE_MS)
@@ -69,6 +70,13 @@ class Blocks:
 
     def delete(self) -> None:
         self.client.delete(self.keys, deadline_ms=DEADLINE_MS)
+
+    def close(self) -> None:
+        """Delete the entries and give the memory back."""
+        self.delete()
+        for view in self.views:
+            view.release()
+        self.buffer.close()
 
 
 def size_label(size_bytes: int) -> str:

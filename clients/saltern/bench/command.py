@@ -12,6 +12,7 @@ from saltern.cli.render import Table, print_json
 from saltern.cli.settings import Settings, settings_of
 
 if TYPE_CHECKING:
+    from saltern.bench.rdma import RdmaReport
     from saltern.bench.report import BenchReport
     from saltern.bench.scale import ScaleReport
 
@@ -41,6 +42,12 @@ PEERS_DIR = Path("build/bench/peers")
     help="Where make bench-peers installed them.",
 )
 @click.option("--scale", is_flag=True, help="Instead: 10^6 entries and 10,000 tenants beside 10^4 and one (minutes).")
+@click.option(
+    "--transport",
+    type=click.Choice(["rdma"]),
+    help="Instead: puts and gets over RDMA beside ib_read_bw and ib_write_bw, on one device "
+    "(SALTERN_RDMA_DEVICE names it).",
+)
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
 @click.pass_context
 def bench(
@@ -51,12 +58,21 @@ def bench(
     peers: str | None,
     peers_dir: Path,
     scale: bool,
+    transport: str | None,
     markdown: bool,
 ) -> None:
     """Measure this machine: ours beside its own limits and other stores, in turns, on a private stack."""
     settings = settings_of(ctx)
-    report: BenchReport | ScaleReport
-    if scale:
+    report: BenchReport | ScaleReport | RdmaReport
+    if scale and transport:
+        raise click.UsageError("--scale and --transport are two different benches: choose one")
+    if transport:
+        from saltern.bench.rdma import run_rdma_bench
+
+        report = run_rdma_bench(turns, _say)
+        if report.note:
+            _say(report.note)
+    elif scale:
         from saltern.bench.scale import run_scale
 
         report = run_scale(turns, _say)

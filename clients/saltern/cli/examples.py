@@ -87,7 +87,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "saltern trace show client-61.csv --input-tokens 1024 --requests 100000",
     ),
     "demo": ("saltern demo --output-dir build/demo",),
-    "bench": ("saltern bench --peers none --turns 3",),
+    "bench": ("saltern bench --peers none --turns 3", "saltern bench --transport rdma"),
 }
 
 

@@ -34,6 +34,11 @@ def device_node(device: str, root: Path = Path("/sys/class/infiniband_verbs")) -
     return None
 
 
+def is_software(device: str, root: Path = SYSFS) -> bool:
+    """Whether a device is a driver's alone (Soft-RoCE, siw): it has no hardware on any bus."""
+    return not (root / device / "device").exists()
+
+
 def _order(path: Path) -> tuple[str, int]:
     return path.parent.parent.name, int(path.name)
 

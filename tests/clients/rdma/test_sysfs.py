@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from saltern.rdma import Gid, GidEntry, GidType, LinkLayer
-from saltern.rdma.sysfs import device_node, read_network_mtu_bytes, read_ports
+from saltern.rdma.sysfs import device_node, is_software, read_network_mtu_bytes, read_ports
 
 ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
 
@@ -54,3 +54,9 @@ def test_a_device_is_opened_through_its_own_node(tmp_path: Path) -> None:
     write(tmp_path / "uverbs1" / "ibdev", "mlx5_1")
     assert device_node("mlx5_1", tmp_path) == Path("/dev/infiniband/uverbs1")
     assert device_node("mlx5_2", tmp_path) is None
+
+
+def test_a_device_without_hardware_is_told_from_one_with(tmp_path: Path) -> None:
+    (tmp_path / "mlx5_0" / "device").mkdir(parents=True)
+    (tmp_path / "rxe0").mkdir()
+    assert (is_software("mlx5_0", tmp_path), is_software("rxe0", tmp_path)) == (False, True)
