@@ -14,16 +14,16 @@ class WorkerChain:
     Attributes:
         ticket: whose it is.
         reused_entries: of them, how many the cache had when the request came; None where nobody knows.
-        gapped: a block of it was not stored, so that those behind it need not be.
+        gap: first position that was not stored, so that nothing behind it need be; None where there is none.
     """
 
-    __slots__ = ("_bindings", "_block_hashes", "_entry_hashes", "gapped", "layout", "reused_entries", "ticket")
+    __slots__ = ("_bindings", "_block_hashes", "_entry_hashes", "gap", "layout", "reused_entries", "ticket")
 
     def __init__(self, ticket: Ticket, bindings: tuple[bytes, ...], layout: ChainLayout, reused: int | None) -> None:
         self.ticket = ticket
         self.layout = layout
         self.reused_entries = None if reused is None else reused * layout.entries_per_block
-        self.gapped = False
+        self.gap: int | None = None
         self._bindings = bindings
         self._block_hashes = 0
         self._entry_hashes: list[BlockHash] = []
@@ -32,6 +32,14 @@ class WorkerChain:
     def blocks(self) -> int:
         """How many block hashes are known."""
         return self._block_hashes
+
+    def lose(self, position: int) -> None:
+        """Note that an entry is not stored: nothing behind it could be found."""
+        self.gap = position if self.gap is None else min(self.gap, position)
+
+    def is_found(self, position: int) -> bool:
+        """Whether an entry at this position could be found, as far as known."""
+        return self.gap is None or position < self.gap
 
     def extend(self, block_hashes: tuple[bytes, ...]) -> None:
         self._entry_hashes += self.layout.hashes(block_hashes, self._bindings)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from saltern.vllm.options import ConnectorOptions
 from saltern.vllm.tenancy import InstanceTenancy, Tenancy
 
 if TYPE_CHECKING:
     from saltern.client import Client
+
+#: For the first session with a node; a node that is not there is no reason to wait.
+_FIRST_SESSION_MS: Final = 1000.0
 
 
 def open_tenancy(options: ConnectorOptions, environment: Mapping[str, str]) -> Tenancy:
@@ -38,7 +41,7 @@ def open_instance_client(options: ConnectorOptions, environment: Mapping[str, st
     from saltern.tls import client_tls_from_environment
 
     key = read_api_key(Path(options.api_key_file)) if options.api_key_file else ApiKey(environment["SALTERN_API_KEY"])
-    return Client(
+    client = Client(
         control=options.control,
         api_key=key.reveal(),
         namespace=options.namespace,
@@ -48,6 +51,8 @@ def open_instance_client(options: ConnectorOptions, environment: Mapping[str, st
         sessions_max=_sessions(options),
         tls=client_tls_from_environment(),
     )
+    client.ping(deadline_ms=_FIRST_SESSION_MS)  # connected before the first lookup, whose time is short
+    return client
 
 
 def _sessions(options: ConnectorOptions) -> int:

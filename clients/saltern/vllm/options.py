@@ -65,7 +65,7 @@ class ConnectorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     load: Literal["async", "sync"] = "async"
     save: bool = True
     save_generated: bool = True
-    lookup_deadline_ms: Milliseconds = 50.0
+    lookup_deadline_ms: Milliseconds = 100.0
     lookup_wait_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 5.0
     load_deadline_ms: Milliseconds = 2000.0
     save_deadline_ms: Milliseconds = 5000.0

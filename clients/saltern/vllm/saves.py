@@ -87,18 +87,18 @@ class Saves:
             self._save(job, chain)
         except Exception:
             logger.exception("save failed unexpectedly")  # the engine's step goes on (I10)
-            self._drop(chain, len(job.blocks))
+            self._drop(chain, job, 0)
 
     def _save(self, job: SaveJob, chain: WorkerChain) -> None:
         client = self._clients.get(chain.ticket)
-        if chain.gapped or client is None:
-            self._drop(chain, len(job.blocks))
+        if client is None or not chain.is_found(self._position(chain, job, 0)):
+            self._drop(chain, job, 0)
             return
         groups = len(job.block_ids)
         slots = self._staging.take(len(job.blocks) * groups)
         whole = len(slots) // groups
         if whole < len(job.blocks):
-            self._drop(chain, len(job.blocks) - whole)
+            self._drop(chain, job, whole)
             self._staging.give_back(slots[whole * groups :])
         if not whole:
             return
@@ -143,7 +143,7 @@ class Saves:
                 self._send(batch)
             except Exception:
                 logger.exception("save failed unexpectedly")
-                batch.chain.gapped = True
+                batch.chain.lose(batch.entries[0].position)
             finally:
                 self._staging.give_back([entry.slot for entry in batch.entries])
                 with self._idle:
@@ -152,7 +152,7 @@ class Saves:
 
     def _send(self, batch: _Batch) -> None:
         batch.copied.wait()
-        if batch.chain.gapped:
+        if not batch.chain.is_found(batch.entries[0].position):
             self._tally.add(save_dropped_blocks=len(batch.entries))
             return
         started_s = time.monotonic()
@@ -163,17 +163,23 @@ class Saves:
         self._count(batch, results)
 
     def _count(self, batch: _Batch, results: Sequence[PutResult]) -> None:
-        stored = [
-            entry.size_bytes for entry, result in zip(batch.entries, results, strict=True) if isinstance(result, Stored)
-        ]
-        known = sum(isinstance(result, AlreadyStored) for result in results)
-        refused = len(results) - len(stored) - known
-        if refused:
-            batch.chain.gapped = True
+        stored, known, refused = [], 0, 0
+        for entry, result in zip(batch.entries, results, strict=True):
+            if isinstance(result, Stored):
+                stored.append(entry.size_bytes)
+            elif isinstance(result, AlreadyStored):
+                known += 1
+            else:
+                refused += 1
+                batch.chain.lose(entry.position)
         self._tally.add(
             save_blocks=len(stored), save_bytes=sum(stored), save_known_blocks=known, save_refused_blocks=refused
         )
 
-    def _drop(self, chain: WorkerChain, blocks: int) -> None:
-        chain.gapped = True
-        self._tally.add(save_dropped_blocks=blocks)
+    def _drop(self, chain: WorkerChain, job: SaveJob, first: int) -> None:
+        """Give up a job's blocks from the ``first`` one on."""
+        chain.lose(self._position(chain, job, first))
+        self._tally.add(save_dropped_blocks=len(job.blocks) - first)
+
+    def _position(self, chain: WorkerChain, job: SaveJob, index: int) -> int:
+        return chain.layout.position(job.blocks[index], 0, self._shard)
