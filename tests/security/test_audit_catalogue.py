@@ -39,6 +39,8 @@ CHAINS: dict[str, set[str]] = {
 ELSEWHERE: dict[str, str] = {
     "AuthService/ExchangeApiKey": "tests/controlplane/auth/test_exchange_queue.py::"
     "test_i11_of_many_at_a_time_each_has_its_outcome_and_its_event",
+    "AuthService/ExchangeToken": "tests/controlplane/auth/test_exchange_token.py::"
+    "test_i11_each_exchange_and_each_attempt_is_in_the_tenants_trail_without_the_token",
     "AuthService/RedeemBootstrapToken": "tests/controlplane/auth/test_bootstrap.py::"
     "test_i11_the_redemption_is_audited_and_so_are_attempts",
     "NodeService/RegisterNode": "tests/controlplane/node/test_node_identity.py::"

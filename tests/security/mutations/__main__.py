@@ -23,10 +23,12 @@ _GOOD = (Outcome.RED, Outcome.NOT_HERE)
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.security.mutations", description=__doc__)
     parser.add_argument("--only", default="", metavar="WORD", help="threats, tests and files whose name holds it")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="the I-th of N parts, for several runs at a time")
     parser.add_argument("--list", action="store_true", help="print the mutations and run nothing")
     parser.add_argument("--no-baseline", action="store_true", help="do not run the tests unbroken before")
     arguments = parser.parse_args()
-    chosen = [mutation for mutation in MUTATIONS if arguments.only in str(mutation)]
+    part, _, parts = arguments.part.partition("/")
+    chosen = [one for one in MUTATIONS if arguments.only in str(one)][int(part) - 1 :: int(parts)]
     if not chosen:
         parser.error(f"nothing holds {arguments.only!r}")
     if arguments.list:
