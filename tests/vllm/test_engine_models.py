@@ -15,7 +15,7 @@ def test_other_prompts_get_other_tokens_and_the_same_prompt_the_same(model: str)
         prompts = [prompt(100, seed) for seed in range(4)]
         first = engine.generate(prompts)
         assert len({tuple(tokens) for tokens in first}) == 4
-        assert all(len(set(tokens)) > 4 for tokens in first), "the model repeats itself"
+        assert len({token for tokens in first for token in tokens}) > 8, "the model repeats itself"
         changed = dict(prompts[0])
         changed["prompt_token_ids"] = [7, *changed["prompt_token_ids"][1:]]
         assert engine.generate([changed]) != first[:1], "the first block does not matter to what is generated"
