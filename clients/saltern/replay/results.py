@@ -100,7 +100,7 @@ class Series(_Result):
     """Over time, in bins of ``bin_s``; a bin without prompt tokens has hit rate None.
 
     Attributes:
-        occupancy_bytes: of each tenant at the end of each bin, on all nodes together.
+        occupancy_bytes: of each tenant as each bin begins, on all nodes together.
     """
 
     bin_s: float = 0.0
@@ -155,6 +155,7 @@ class ColumnResult(_Result):
     Attributes:
         complete: every request of the trace was served; otherwise figures cover those that were.
         requests: that were served to their end: *completions*.
+        shed: that found a queue full and were turned away.
         prompt_tokens, output_tokens: of those.
         hit_tokens: prompt tokens whose prefill was skipped because Saltern had their blocks.
         engine_hit_tokens: the same because the engine that served the request had them itself.
@@ -176,6 +177,7 @@ class ColumnResult(_Result):
     column: Column
     complete: bool = False
     requests: int = 0
+    shed: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     hit_tokens: int = 0

@@ -79,11 +79,12 @@ class ReplaySetup(_Setup, frozen=True):
         node_bytes: memory of each for blocks.
         engines: model replicas, alike.
         engine_cache_tokens: what each holds in its own memory between requests (LRU by block); 0 for nothing.
+        queue_max: requests that may wait for one engine; more are turned away.
         quotas: of tenants by name; those that are not named have no reservation and no limit but the pool's.
         eviction, reservations: as ``saltern serve node`` takes them.
         restart_s: how long nodes are away when they restart; lookups meanwhile are misses.
         loss_at: share of the requests after which nodes restart or one is lost.
-        seed: of everything drawn by chance; nothing is, but for the trace itself.
+        seed: of what is drawn by chance: which node is lost, and what a trace draws.
     """
 
     model: ModelProfile
@@ -93,6 +94,7 @@ class ReplaySetup(_Setup, frozen=True):
     engines: int = 1
     routing: Routing = Routing.ROUND_ROBIN
     engine_cache_tokens: int = 0
+    queue_max: int = 100_000
     quotas: dict[str, TenantQuota] = {}
     eviction: str = "two-queue"
     reservations: str = "strict"
@@ -119,6 +121,7 @@ class ReplaySetup(_Setup, frozen=True):
             ("engines", self.engines, 1, ENGINES_MAX),
             ("node bytes", self.node_bytes, 1, 2**50),
             ("engine cache tokens", self.engine_cache_tokens, 0, 2**40),
+            ("queue", self.queue_max, 1, 10**7),
             ("restart seconds", self.restart_s, 0, 86_400),
             ("loss at", self.loss_at, 0, 1),
             ("delay scale", self.delays.scale, 0, 1e6),

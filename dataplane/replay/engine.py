@@ -1,0 +1,232 @@
+"""The simulated engine, as the command line finds it: one trace and one setup in, column by column out."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from dataplane.core.eviction import Eviction
+from dataplane.core.reservations import Reservations
+from dataplane.replay.arrivals import Arrivals
+from dataplane.replay.fleet import ClientPlacement, Fleet, Locator, SoleNode
+from dataplane.replay.keys import BlockKeys
+from dataplane.replay.node import CacheNode
+from dataplane.replay.quotas import Room, partitions_of, policy_of, shared_quotas, tenant_name, wall_quotas
+from dataplane.replay.simulation import Simulation
+from saltern.errors import SalternError
+from saltern.names import TenantId
+from saltern.replay.collector import Collector, Evictions
+from saltern.replay.engines import Progress
+from saltern.replay.prefill import STATEMENT
+from saltern.replay.results import Column, ColumnResult, EngineKind
+from saltern.replay.setup import ReplaySetup, Restart, Use
+from saltern.traces.request import Trace
+from tenants.quota import TierQuota
+
+_V = TypeVar("_V")
+#: Between two columns over the same nodes.
+_PAUSE_NS: Final = 1_000_000_000
+LocatorMaker = Callable[[Sequence[CacheNode], int], Locator]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What must be known of a trace before it is served."""
+
+    requests: int
+    recorded_s: float
+    tenants: tuple[str, ...]
+
+
+def survey(trace: Trace) -> Survey:
+    """Read a trace once; a damaged one up to the damage."""
+    requests, first_s, last_s = 0, 0.0, 0.0
+    tenants = dict.fromkeys(trace.tenants)
+    try:
+        for request in trace:
+            first_s = request.arrival_s if not requests else first_s
+            last_s = request.arrival_s
+            requests += 1
+            tenants.setdefault(request.tenant)
+    except SalternError:
+        pass  # serving finds it again, after what comes before
+    return Survey(requests, last_s - first_s, tuple(tenants))
+
+
+def client_placement(nodes: Sequence[CacheNode], block_tokens: int) -> Locator:
+    """The SDK's rules; of one node there is nothing to decide."""
+    return SoleNode(nodes[0]) if len(nodes) == 1 else ClientPlacement(nodes, block_tokens)
+
+
+class SimulatedEngine:
+    """Implements :class:`saltern.replay.engines.ReplayEngine`.
+
+    Args:
+        placement: the rule over nodes; the SDK's, unless another is to be compared with it.
+    """
+
+    kind: Final = EngineKind.SIMULATED
+
+    def __init__(self, placement: LocatorMaker = client_placement) -> None:
+        self._placement = placement
+
+    def assumptions(self, setup: ReplaySetup) -> Sequence[tuple[str, str, str]]:
+        """Name, value and source of everything that this engine models."""
+        use = (
+            "what is read is touched, what was missing is put and put in order, as the SDK does"
+            if setup.use is Use.CLIENT
+            else "every block of a prompt is touched or stored, tail first, as in reference hit rates"
+        )
+        return [
+            ("time", "virtual; nothing is measured", ""),
+            ("prefill and decoding", STATEMENT, setup.hardware.source),
+            (
+                "transfer",
+                "latency, then bytes over each node's link, one batch after the other; both nodes of a chain at once; "
+                "each direction by itself; the engine waits for what it reads, not for what it stores",
+                "",
+            ),
+            ("lookup", "when the engine turns to a request; nodes that are away are not waited for", ""),
+            ("nodes", "DRAM only, the node's own core, one granule for each block; no SSD tier", ""),
+            ("use", use, ""),
+            ("last block", "a partial one counts as whole in memory and transfer, by its tokens in rates", ""),
+        ]
+
+    def replay(
+        self, trace: Trace, setup: ReplaySetup, columns: Sequence[Column], progress: Progress
+    ) -> Iterator[ColumnResult]:
+        """As the protocol says. ``warm`` without ``cold`` serves the traffic twice and yields the second time."""
+        room = Room.of(trace, setup)
+        found = survey(trace)
+        run = _Run(trace, setup, found, room, self._placement, progress)
+        walls: Fleet | None = None
+        clock_ns = 1
+        for column in columns:
+            if column is Column.NO_CACHE or not trace.block_tokens:
+                yield from run.serve(column, None, 1)
+            elif column in (Column.COLD, Column.WARM):
+                if walls is None:
+                    walls = run.fleet(wall_quotas(setup, found.tenants, room), Reservations.STRICT)
+                    if column is Column.WARM:
+                        yield from run.discard(run.serve(Column.COLD, walls, clock_ns))
+                        clock_ns = run.ended_ns + _PAUSE_NS
+                walls.begin()
+                yield from run.serve(column, walls, clock_ns)
+                clock_ns = run.ended_ns + _PAUSE_NS
+            else:
+                yield from run.serve(
+                    column, run.fleet(shared_quotas(setup, found.tenants, room), Reservations(setup.reservations)), 1
+                )
+
+
+@dataclass(slots=True)
+class _Run:
+    """All columns of one trace under one setup.
+
+    Attributes:
+        ended_ns: what the nodes' clocks read when the last column ended.
+    """
+
+    trace: Trace
+    setup: ReplaySetup
+    found: Survey
+    room: Room
+    placement: LocatorMaker
+    progress: Progress
+    keys: BlockKeys = field(default_factory=BlockKeys)
+    ended_ns: int = 1
+
+    def fleet(self, quotas: Mapping[str, TierQuota], reservations: Reservations) -> Fleet:
+        """Empty nodes under these quotas, each of which has the same part of each."""
+        policy = policy_of(quotas)
+        nodes = [
+            CacheNode(
+                f"node-{number}",
+                self.room.node_blocks,
+                policy,
+                eviction=Eviction(self.setup.eviction),
+                reservations=reservations,
+                link_bytes_per_s=self.setup.hardware.link_bytes_per_s,
+            )
+            for number in range(self.setup.nodes)
+        ]
+        return Fleet(nodes, self.placement(nodes, self.trace.block_tokens))
+
+    def serve(self, column: Column, fleet: Fleet | None, begin_ns: int) -> Iterator[ColumnResult]:
+        """Yield one result; where serving ended early, raise why after that."""
+        setup, found = self.setup, self.found
+
+        def occupancy() -> dict[str, int]:
+            if fleet is None:
+                return {}
+            return {name: count * self.room.block_bytes for name, count in _named(fleet.occupancy_blocks()).items()}
+
+        collector = Collector(column, setup.slo, occupancy)
+        simulation = Simulation(
+            setup,
+            self.trace.block_tokens,
+            fleet=fleet,
+            partitions={} if fleet is None else partitions_of(found.tenants),
+            keys=self.keys,
+            collector=collector,
+            begin_ns=begin_ns,
+            failures=[] if fleet is None else failures_of(column, setup, found, fleet),
+            progress=lambda requests: self.progress(column, requests),
+        )
+        began_s = time.process_time()
+        ended: BaseException | None = None
+        arrivals = Arrivals(self.trace, setup.delays)
+        try:
+            simulation.run(arrivals)
+            ended = arrivals.error
+        except KeyboardInterrupt as stop:
+            ended = stop
+        self.ended_ns = simulation.now_ns
+        nodes = {} if fleet is None else fleet.results(self.room.block_bytes)
+        evictions: Mapping[TenantId, Evictions] = {} if fleet is None else fleet.evictions()
+        yield collector.result(
+            complete=ended is None,
+            recorded_s=found.recorded_s,
+            shed=simulation.shed,
+            evictions=_named(evictions),
+            occupancy_bytes=occupancy(),
+            nodes=nodes,
+            read_s=0.0 if fleet is None else sum(node.out.busy_s for node in fleet.nodes),
+            written_s=0.0 if fleet is None else sum(node.into.busy_s for node in fleet.nodes),
+            block_accesses=simulation.block_accesses,
+            driver_cpu_s=time.process_time() - began_s,
+        )
+        if ended is not None:
+            raise ended
+
+    def discard(self, results: Iterator[ColumnResult]) -> Iterator[ColumnResult]:
+        """Serve, and give nothing; as a generator, so that what is raised comes through."""
+        for _ in results:
+            pass
+        return iter(())
+
+
+def _named(by_tenant: Mapping[TenantId, _V]) -> dict[str, _V]:
+    return {tenant_name(tenant): value for tenant, value in by_tenant.items()}
+
+
+def failures_of(
+    column: Column, setup: ReplaySetup, found: Survey, fleet: Fleet
+) -> list[tuple[int, Callable[[float], None]]]:
+    """(requests that have arrived before, what happens then at a time in seconds)."""
+    at = int(found.requests * setup.loss_at)
+    if column is Column.AFTER_RESTART:
+        keeps = setup.restart is Restart.KEPT
+        return [(at, lambda now_s: fleet.restart(now_s + setup.restart_s, keeps=keeps))]
+    if column is Column.NODE_LOST:
+        lost = lost_node(setup)
+        return [(at, lambda _: fleet.lose(lost))]
+    return []
+
+
+def lost_node(setup: ReplaySetup) -> int:
+    """Number of the node that is lost, drawn from the seed."""
+    return random.Random(setup.seed).randrange(setup.nodes)  # noqa: S311 - which node, not a secret

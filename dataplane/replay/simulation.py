@@ -1,0 +1,253 @@
+"""One column in virtual time: requests come, wait for an engine, read what nodes have, are prefilled, and are stored.
+
+::
+
+    ARRIVED --> [engine's queue] --> lookup, transfer, prefill --> STORED (blocks are on the nodes)
+                                                               --> FREE (the engine takes its next request)
+
+A request is looked up when its engine turns to it, as an engine's scheduler does, so requests that wait in the same
+queue find each other's blocks. Events of one instant happen in the order of their kinds: what is stored can be found by
+whoever starts then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from heapq import heappop, heappush
+from typing import Final
+
+from dataplane.core.partition import Partition
+from dataplane.replay.arrivals import Arrivals
+from dataplane.replay.fleet import Fleet, Located, Prompt
+from dataplane.replay.keys import BlockKeys
+from dataplane.replay.node import CacheNode
+from dataplane.replay.workers import Worker, Workers
+from saltern.keys import BlockKey
+from saltern.replay.collector import Collector, Served
+from saltern.replay.prefill import TimeModel
+from saltern.replay.setup import ReplaySetup, Use
+from saltern.traces.request import TraceRequest
+
+_NS_PER_S: Final = 1_000_000_000
+#: Requests between two reports of progress.
+_PROGRESS_EVERY: Final = 256
+
+
+class _Kind(IntEnum):
+    STORED = 0
+    FREE = 1
+    ARRIVED = 2  #: at its own time: the trace is read on
+    FOLLOWED = 3  #: after its session's answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Storing:
+    """Blocks that are on their way to a node."""
+
+    node: CacheNode
+    partition: Partition
+    keys: list[BlockKey]
+
+
+#: (time, kind, serial, what): the least is next, and the serial is never equal.
+_Event = tuple[float, int, int, "_Storing | Worker | TraceRequest"]
+
+
+class Simulation:
+    """Serves the requests of one column.
+
+    Args:
+        fleet: the cache nodes; None for none at all.
+        partitions: of each tenant of the trace.
+        begin_ns: reading of the nodes' clocks at second 0: later than any that they have seen.
+        at_request: (number of requests that have arrived, what happens then): the failures.
+
+    Attributes:
+        shed: requests that found a queue full.
+        block_accesses: blocks of prompts that were looked for on nodes.
+        on_served: told of every request that was answered and how many of its blocks were found.
+    """
+
+    def __init__(
+        self,
+        setup: ReplaySetup,
+        block_tokens: int,
+        *,
+        fleet: Fleet | None,
+        partitions: Mapping[str, Partition],
+        keys: BlockKeys,
+        collector: Collector,
+        begin_ns: int = 1,
+        failures: Sequence[tuple[int, Callable[[float], None]]] = (),
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._setup, self._fleet, self._partitions, self._keys = setup, fleet, partitions, keys
+        self._collector, self._progress, self._begin_ns = collector, progress, begin_ns
+        self._failures = list(failures)
+        self._times = TimeModel(setup.model, setup.hardware)
+        self._latency_s = setup.hardware.latency_s
+        self._block_tokens = block_tokens
+        self._block_bytes = block_tokens * setup.model.kv_bytes_per_token
+        self._workers = Workers(
+            setup.engines,
+            setup.routing,
+            local_blocks=setup.engine_cache_tokens // block_tokens if block_tokens else 0,
+            block_tokens=block_tokens,
+            times=self._times,
+        )
+        self._has_local = setup.engine_cache_tokens > 0
+        self._is_chain = setup.use is Use.CHAIN
+        self._events: list[_Event] = []
+        self._serial = self._arrived = 0
+        self._arrivals: Arrivals | None = None
+        self.shed = 0
+        self.block_accesses = 0
+        self.now_s = 0.0
+        self.on_served: Callable[[TraceRequest, int], None] | None = None
+
+    @property
+    def now_ns(self) -> int:
+        """The nodes' clock; equal times are told apart by the core."""
+        return self._begin_ns + int(self.now_s * _NS_PER_S)
+
+    def run(self, arrivals: Arrivals) -> None:
+        """Serve every request to its end."""
+        self._arrivals = arrivals
+        self._push_first()
+        events = self._events
+        while events:
+            self.now_s, kind, _, what = heappop(events)
+            if kind >= _Kind.ARRIVED:
+                assert isinstance(what, TraceRequest)
+                if kind == _Kind.ARRIVED:
+                    self._push_first()
+                self._arrive(what)
+            elif kind == _Kind.FREE:
+                assert isinstance(what, Worker)
+                self._free(what)
+            else:
+                assert isinstance(what, _Storing)
+                self._store(what)
+
+    def _push(self, at_s: float, kind: _Kind, what: _Storing | Worker | TraceRequest) -> None:
+        self._serial += 1
+        heappush(self._events, (at_s, kind, self._serial, what))
+
+    def _push_first(self) -> None:
+        assert self._arrivals is not None
+        first = self._arrivals.first()
+        if first is not None:
+            self._push(first[0], _Kind.ARRIVED, first[1])
+
+    # ---- a request's way
+
+    def _arrive(self, request: TraceRequest) -> None:
+        self._arrived += 1
+        while self._failures and self._arrived > self._failures[0][0]:
+            self._failures.pop(0)[1](self.now_s)
+        worker, estimate_s = self._workers.route(request)
+        if not worker.is_busy:
+            self._start(worker, request, self.now_s)
+        elif len(worker.waiting) < self._setup.queue_max:
+            worker.backlog_s += estimate_s
+            worker.waiting.append((request, self.now_s, estimate_s))
+        else:
+            self.shed += 1
+            self._answer(request, self.now_s)
+
+    def _free(self, worker: Worker) -> None:
+        if worker.waiting:
+            request, arrived_s, estimate_s = worker.waiting.popleft()
+            worker.backlog_s -= estimate_s
+            self._start(worker, request, arrived_s)
+        else:
+            worker.is_busy = False
+
+    def _start(self, worker: Worker, request: TraceRequest, arrived_s: float) -> None:
+        """The engine turns to a request: look up, read, prefill."""
+        worker.is_busy = True
+        start_s = self.now_s
+        tokens, ids = request.input_tokens, request.block_ids
+        local = worker.local.prefix(request.tenant, ids) if self._has_local else 0
+        found = None
+        cached, ready_s = local, start_s
+        if self._fleet is not None and ids:
+            prompt = Prompt(self._partitions[request.tenant], ids, self._keys.of(ids), local, worker.load)
+            found = self._fleet.locator.locate(prompt, start_s)
+            cached = max(local, found.prefix)
+            ready_s = self._read(prompt, found)
+            self.block_accesses += len(ids)
+        prefill_s = self._times.prefill_s(tokens, cached * self._block_tokens)
+        done_s = ready_s + prefill_s
+        if found is not None:
+            self._send(prompt, found, done_s)
+        if self._has_local:
+            worker.local.use(request.tenant, ids)
+        self._push(done_s, _Kind.FREE, worker)
+
+        local_tokens = min(tokens, local * self._block_tokens)
+        served = Served(
+            tenant=request.tenant,
+            arrival_s=arrived_s,
+            prompt_tokens=tokens,
+            output_tokens=request.output_tokens,
+            hit_tokens=min(tokens, cached * self._block_tokens) - local_tokens,
+            engine_hit_tokens=local_tokens,
+            queue_s=start_s - arrived_s,
+            transfer_s=ready_s - start_s,
+            prefill_s=prefill_s,
+            decode_s=self._times.decode_s(request.output_tokens),
+        )
+        self._collector.served(served)
+        if self.on_served is not None:
+            self.on_served(request, cached)
+        self._answer(request, done_s + served.decode_s)
+        if self._arrived % _PROGRESS_EVERY == 0:
+            self._progress(self._arrived)
+
+    def _read(self, prompt: Prompt, found: Located) -> float:
+        """Read from all nodes at once; returns when the last byte has come."""
+        asked_s = ready_s = self.now_s + self._latency_s
+        for node, positions in found.reads:
+            if positions:
+                size_bytes = len(positions) * self._block_bytes
+                ready_s = max(ready_s, node.out.carry(size_bytes, asked_s + self._latency_s))
+                self._collector.moved(ready_s, read_bytes=size_bytes)
+                if not self._is_chain:
+                    node.read(prompt.partition, [prompt.keys[at] for at in positions], self.now_ns)
+        return ready_s
+
+    def _send(self, prompt: Prompt, found: Located, done_s: float) -> None:
+        """Send nodes what they lack, once it is computed; the engine does not wait for it."""
+        used: dict[CacheNode, list[int]] = {}
+        if self._is_chain:
+            used = {node: list(positions) for node, positions in found.reads}
+        for node, positions in found.writes:
+            size_bytes = len(positions) * self._block_bytes
+            stored_s = node.into.carry(size_bytes, done_s) if positions else done_s
+            self._collector.moved(stored_s, written_bytes=size_bytes)
+            if not self._is_chain:
+                keys = [prompt.keys[at] for at in positions]
+                self._push(stored_s, _Kind.STORED, _Storing(node, prompt.partition, keys))
+            else:
+                used.setdefault(node, []).extend(positions)
+        for node, chain in used.items():
+            keys = [prompt.keys[at] for at in sorted(chain)]
+            self._push(done_s, _Kind.STORED, _Storing(node, prompt.partition, keys))
+
+    def _store(self, storing: _Storing) -> None:
+        node = storing.node
+        if node.away_until_s > self.now_s:
+            return
+        if self._is_chain:
+            node.use_chain(storing.partition, storing.keys, self.now_ns)
+        else:
+            node.store(storing.partition, storing.keys, self.now_ns)
+
+    def _answer(self, request: TraceRequest, at_s: float) -> None:
+        assert self._arrivals is not None
+        following = self._arrivals.after(request, at_s)
+        if following is not None:
+            self._push(following[0], _Kind.FOLLOWED, following[1])
