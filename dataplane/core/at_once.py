@@ -21,6 +21,7 @@ from saltern.keys import BlockKey
 
 _READABLE = EntryState.READABLE  # an enum's member costs a descriptor call at each use in Python 3.11
 _DETACHED = EntryState.DETACHED
+_OWN_LIMIT, _OWN_PUT = EvictionCause.OWN_LIMIT, EvictionCause.OWN_PUT
 
 
 def can_be_at_once(pool: Pool, index: PartitionIndex) -> bool:
@@ -64,29 +65,23 @@ def use_at_once(
     hits = hit_bytes = stored = 0
     for key in keys:
         entry = find(key)
-        if entry is not None:
-            if reads:
-                last_ns += 1
-                entry.touched_ns = last_ns
-                touch(entry)
-                hits += 1
-                hit_bytes += entry.size_bytes
-            continue
-        if refused is not None:
-            counters.refused(refused.error.reason)
-            continue
-        pool.last_ns = last_ns
-        offset = _take_place(pool, index, key, lengths, now_ns)
-        last_ns = pool.last_ns
-        if isinstance(offset, PutRefused):
-            counters.refused(offset.error.reason)
-            continue
-        entries[key] = entry = Entry(key, index, offset, size_bytes, extent_bytes)
-        entry.state = _READABLE
-        last_ns += 1
-        entry.touched_ns = last_ns
-        insert(entry)
-        stored += 1
+        if entry is None:
+            pool.last_ns = last_ns
+            offset = refused or _take_place(pool, index, key, lengths, now_ns)
+            last_ns = pool.last_ns
+            if isinstance(offset, PutRefused):
+                counters.refused(offset.error.reason)
+                continue
+            entries[key] = entry = Entry(key, index, offset, size_bytes, extent_bytes)
+            entry.state = _READABLE
+            entry.touched_ns = last_ns = last_ns + 1
+            insert(entry)
+            stored += 1
+        elif reads:
+            entry.touched_ns = last_ns = last_ns + 1
+            touch(entry)
+            hits += 1
+            hit_bytes += entry.size_bytes
     pool.last_ns = last_ns
     counters.puts_stored += stored
     counters.put_bytes += stored * size_bytes
@@ -128,7 +123,7 @@ def _give_way(pool: Pool, index: PartitionIndex, victim: Entry, size_bytes: int,
     """Evict an entry whose place the next one takes, of the same tenant and extent: what is charged, what is free and
     who could lose what stay as they are (I4, I8)."""
     owner, left = index.owner, victim.index
-    owner.counters.evicted(victim.size_bytes, EvictionCause.OWN_LIMIT if excess_bytes > 0 else EvictionCause.OWN_PUT)
+    owner.counters.evicted(victim.size_bytes, _OWN_LIMIT if excess_bytes > 0 else _OWN_PUT)
     if pool.demote is not None:
         pool.demote(victim)
     owner.order.evict(victim)

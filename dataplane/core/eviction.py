@@ -48,6 +48,9 @@ class EvictionOrder(Protocol):
     def counts(self, counts: Sequence[int]) -> None:
         """Go on from ``counts``; those that this order could not have given are ignored."""
 
+    def first(self) -> Entry | None:
+        """The next victim, whether somebody holds it or not; None if there is no entry."""
+
     def __iter__(self) -> Iterator[Entry]:
         """Entries from the next victim on; the caller skips pinned ones and changes nothing while it iterates."""
 

@@ -59,6 +59,11 @@ class LruOrder:
     def counts(self, counts: Sequence[int]) -> None:
         """There is nothing to measure."""
 
+    def first(self) -> Entry | None:
+        root = self.root
+        link = root.warmer
+        return None if link is root else cast("Entry", link)
+
     def __iter__(self) -> Iterator[Entry]:
         root = self.root
         link = root.warmer

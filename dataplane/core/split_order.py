@@ -76,6 +76,9 @@ class SplitOrder:
     def counts(self, counts: Sequence[int]) -> None:
         self._rest.counts = counts
 
+    def first(self) -> Entry | None:
+        return next(iter(self), None)
+
     def __iter__(self) -> Iterator[Entry]:
         return merge(self._rest, *self._own.values(), key=attrgetter("touched_ns"))
 

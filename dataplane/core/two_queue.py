@@ -102,6 +102,9 @@ class TwoQueueOrder:
         if len(counts) == 2 and counts[0] >= 1 and counts[1] >= 0:
             self._hits, self._ghost_hits = counts
 
+    def first(self) -> Entry | None:
+        return next(iter(self), None)
+
     def __iter__(self) -> Iterator[Entry]:
         """The coldest first, by weighted age; integers only, so every machine chooses alike."""
         now_ns, hits = self._now_ns, self._hits

@@ -80,10 +80,10 @@ def only_victim(
     """
     if excess_bytes <= 0 and (extents.free_bytes >= extent_bytes or not borrowers.has_only(requester)):
         return None
-    for entry in requester.order:
-        if not entry.pins:
-            return entry if entry.extent_bytes == extent_bytes >= excess_bytes else None
-    return None
+    entry = requester.order.first()
+    if entry is None or entry.pins or not entry.extent_bytes == extent_bytes >= excess_bytes:
+        return None
+    return entry
 
 
 def choose_room(
