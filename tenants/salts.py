@@ -96,3 +96,34 @@ def _within(bound: str, asked: str, what: str) -> str:
             metadata={"field": f"{what}_id"},
         )
     return bound or asked
+
+
+def narrow_further(given: Narrowing, asked: Narrowing) -> Narrowing:
+    """What the holder of a token may have salts narrowed to: what the token says, and what lies below that.
+
+    Not what lies beside it: a token for session 1 of whoever does not open session 1 of user ann, which is named only
+    once a user is.
+
+    Args:
+        given: what the token says.
+        asked: what the request names.
+
+    Raises:
+        PermissionDeniedError: OUTSIDE_TOKEN: it asks for anything else.
+    """
+    levels = ("project", "user", "session")
+    narrowest = max((index for index, level in enumerate(levels) if getattr(given, level)), default=-1)
+    for index, level in enumerate(levels):
+        wanted = getattr(asked, level)
+        if wanted and wanted != getattr(given, level) and index <= narrowest:
+            raise PermissionDeniedError(
+                f"the token is narrowed already, and not to the {level} that the request names",
+                reason="OUTSIDE_TOKEN",
+                hint=f"leave {level}_id empty, or ask whoever issued the token for one of that {level}",
+                metadata={"field": f"{level}_id"},
+            )
+    return Narrowing(
+        project=given.project or asked.project,
+        user=given.user or asked.user,
+        session=given.session or asked.session,
+    )

@@ -70,6 +70,13 @@ class NamespaceGrant:
     group_uid: str = ""
 
 
+def narrowed_fields(grant: NamespaceGrant) -> dict[str, str]:
+    """What the salts of a grant are narrowed to, by the names of the contract; empty where they are not."""
+    narrowing = grant.narrowing
+    named = {"project_id": narrowing.project, "user_id": narrowing.user, "session_id": narrowing.session}
+    return {field: name for field, name in named.items() if name}
+
+
 async def find_api_keys(session: AsyncSession, lookups: Iterable[str]) -> dict[str, Credential]:
     """The credentials that have a secret of these lookups: found, not verified."""
     wanted = set(lookups)

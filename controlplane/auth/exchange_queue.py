@@ -32,6 +32,7 @@ from controlplane.auth.exchange import (
     find_salting,
     grant_namespace,
     issue_token,
+    narrowed_fields,
     note_use,
     require_active,
     verify_api_key,
@@ -256,15 +257,6 @@ def _act(ask: Ask, granted: Granted) -> Act:
             "token_id": claims.token_id,
             "expires_at_s": claims.expires_at_s,
             **({} if ask.group is None else {"sharing_group": sharing_group_name(*ask.group)}),
-            **_narrowed(granted.grant),
+            **({} if granted.grant is None else narrowed_fields(granted.grant)),
         },
     )
-
-
-def _narrowed(grant: NamespaceGrant | None) -> dict[str, str]:
-    """What the salts that were given are narrowed to, by name; empty for salts of the whole tenant."""
-    if grant is None:
-        return {}
-    narrowing = grant.narrowing
-    named = {"project_id": narrowing.project, "user_id": narrowing.user, "session_id": narrowing.session}
-    return {field: name for field, name in named.items() if name}

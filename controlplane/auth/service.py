@@ -12,6 +12,7 @@ from controlplane.audit.denials import ANONYMOUS
 from controlplane.audit.redaction import require_no_secrets
 from controlplane.auth import bootstrap
 from controlplane.auth.exchange_queue import EXCHANGE_METHOD, Ask, Denied, ExchangeQueue, Granted
+from controlplane.auth.exchange_token import TokenAsk, TokenExchange, TokenGrant
 from controlplane.auth.key_set import encode_key_set
 from controlplane.auth.signing_keys import SigningKeys
 from controlplane.caller import current_peer
@@ -23,7 +24,9 @@ from controlplane.settings import TOKEN_LIFETIME_DEFAULT_S
 from controlplane.sharing.salts import GroupName
 from saltern.auth.v1 import auth_pb2, auth_pb2_grpc
 from saltern.errors import (
+    FailedPreconditionError,
     InvalidArgumentError,
+    PermissionDeniedError,
     UnauthenticatedError,
 )
 from saltern.keys import NOT_NARROWED, Narrowing
@@ -65,6 +68,7 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
         self._exchanges = ExchangeQueue(
             database, key_encryption_key, keys, token_lifetime_s=token_lifetime_s, clock=clock
         )
+        self._token_exchange = TokenExchange(database, key_encryption_key, keys, denials, clock=clock)
         self._database = database
         self._keys = keys
         self._denials = denials
@@ -77,6 +81,12 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
     ) -> auth_pb2.ExchangeApiKeyResponse:
         audience, namespace_id = _decode_audience(request)
         narrowing, group = _decode_narrowing(request), _decode_group(request)
+        if narrowing != NOT_NARROWED and audience is not Audience.NODE:
+            raise InvalidArgumentError(
+                "a token for the control plane comes with no salt to narrow",
+                reason="SALT_SCOPE_NOT_ALLOWED",
+                hint="leave project_id, user_id and session_id empty, or ask for AUDIENCE_NODE",
+            )
         ask = Ask(request.api_key, audience, namespace_id, current_peer(), narrowing, group)
         outcome = await self._exchanges.exchange(ask)
         if isinstance(outcome, Denied):
@@ -92,6 +102,17 @@ class AuthService(auth_pb2_grpc.AuthServiceServicer):
             )
             raise outcome.error
         return _encode_exchange(outcome)
+
+    @unary
+    async def ExchangeToken(  # noqa: N802
+        self, request: auth_pb2.ExchangeTokenRequest, context: Context
+    ) -> auth_pb2.ExchangeTokenResponse:
+        ask = TokenAsk(request.access_token, _decode_narrowing(request), current_peer())
+        try:
+            return _encode_token_grant(await self._token_exchange.exchange(ask))
+        except (UnauthenticatedError, PermissionDeniedError, FailedPreconditionError) as error:
+            _log.info("exchange of a token refused", reason=error.reason)
+            raise
 
     @unary
     async def RedeemBootstrapToken(  # noqa: N802
@@ -134,7 +155,7 @@ def _decode_audience(request: auth_pb2.ExchangeApiKeyRequest) -> tuple[Audience,
     return audience, None
 
 
-def _decode_narrowing(request: auth_pb2.ExchangeApiKeyRequest) -> Narrowing:
+def _decode_narrowing(request: auth_pb2.ExchangeApiKeyRequest | auth_pb2.ExchangeTokenRequest) -> Narrowing:
     narrowing = Narrowing(
         project=parse_scope_id(request.project_id, "project_id"),
         user=parse_scope_id(request.user_id, "user_id"),
@@ -142,12 +163,6 @@ def _decode_narrowing(request: auth_pb2.ExchangeApiKeyRequest) -> Narrowing:
     )
     # It goes into the audit event: a secret pasted here is refused before it can hold up the exchanges beside it.
     require_no_secrets([narrowing.project, narrowing.user, narrowing.session])
-    if narrowing != NOT_NARROWED and request.audience != auth_pb2.AUDIENCE_NODE:
-        raise InvalidArgumentError(
-            "a token for the control plane comes with no salt to narrow",
-            reason="SALT_SCOPE_NOT_ALLOWED",
-            hint="leave project_id, user_id and session_id empty, or ask for AUDIENCE_NODE",
-        )
     return narrowing
 
 
@@ -173,16 +188,36 @@ def _encode_exchange(granted: Granted) -> auth_pb2.ExchangeApiKeyResponse:
         response.block_tokens = grant.namespace.block_tokens
         response.block_bytes = grant.namespace.block_bytes
         response.sharing_group_uid = grant.group_uid
-    response.nodes.extend(
-        auth_pb2.NodeEndpoint(
-            node_id=node.id,
-            wire_endpoint=node.wire_endpoint,
-            shm_path=node.shm_path,
-            grpc_endpoint=node.grpc_endpoint,
-            host_id=node.host_id,
-            tls_server_name=node.tls_server_name,
-            read_only=node.admin_state is not models.NodeAdminState.ACTIVE,
-        )
-        for node in granted.nodes
-    )
+    response.nodes.extend(map(_encode_node, granted.nodes))
     return response
+
+
+def _encode_token_grant(granted: TokenGrant) -> auth_pb2.ExchangeTokenResponse:
+    grant = granted.grant
+    response = auth_pb2.ExchangeTokenResponse(
+        tenant_id=grant.namespace.tenant_id,
+        namespace_id=grant.namespace.id,
+        salt_keys=[auth_pb2.SaltKey(epoch=epoch, key=key) for epoch, key in grant.salt_keys],
+        model_fingerprint=grant.namespace.model_fingerprint,
+        block_tokens=grant.namespace.block_tokens,
+        block_bytes=grant.namespace.block_bytes,
+        nodes=map(_encode_node, granted.nodes),
+        sharing_group_uid=grant.group_uid,
+        project_id=grant.narrowing.project,
+        user_id=grant.narrowing.user,
+        session_id=grant.narrowing.session,
+    )
+    response.expire_time.FromSeconds(granted.claims.expires_at_s)
+    return response
+
+
+def _encode_node(node: models.Node) -> auth_pb2.NodeEndpoint:
+    return auth_pb2.NodeEndpoint(
+        node_id=node.id,
+        wire_endpoint=node.wire_endpoint,
+        shm_path=node.shm_path,
+        grpc_endpoint=node.grpc_endpoint,
+        host_id=node.host_id,
+        tls_server_name=node.tls_server_name,
+        read_only=node.admin_state is not models.NodeAdminState.ACTIVE,
+    )

@@ -208,6 +208,103 @@ class ExchangeApiKeyResponse(_message.Message):
 Global___ExchangeApiKeyResponse: _TypeAlias = ExchangeApiKeyResponse  # noqa: Y015
 
 @_typing.final
+class ExchangeTokenRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCESS_TOKEN_FIELD_NUMBER: _builtins.int
+    PROJECT_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    access_token: _builtins.str
+    """Of AUDIENCE_NODE."""
+    project_id: _builtins.str
+    """What the salt is narrowed to, within what the token and its API key are."""
+    user_id: _builtins.str
+    session_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        access_token: _builtins.str = ...,
+        project_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_token", b"access_token", "project_id", b"project_id", "session_id", b"session_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangeTokenRequest: _TypeAlias = ExchangeTokenRequest  # noqa: Y015
+
+@_typing.final
+class ExchangeTokenResponse(_message.Message):
+    """As ExchangeApiKeyResponse, but for the token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    NAMESPACE_ID_FIELD_NUMBER: _builtins.int
+    SALT_KEYS_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    SHARING_GROUP_UID_FIELD_NUMBER: _builtins.int
+    PROJECT_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    """{tenant}"""
+    namespace_id: _builtins.str
+    """{namespace}"""
+    model_fingerprint: _builtins.str
+    block_tokens: _builtins.int
+    block_bytes: _builtins.int
+    sharing_group_uid: _builtins.str
+    """Names the sharing group at nodes; empty outside of one."""
+    project_id: _builtins.str
+    """What the salt keys are narrowed to; empty where they are not."""
+    user_id: _builtins.str
+    session_id: _builtins.str
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """Of the token."""
+
+    @_builtins.property
+    def salt_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___SaltKey]:
+        """Current epoch last; more than one while an old epoch is still readable."""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeEndpoint]:
+        """Live nodes that serve the namespace."""
+
+    def __init__(
+        self,
+        *,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+        tenant_id: _builtins.str = ...,
+        namespace_id: _builtins.str = ...,
+        salt_keys: _abc.Iterable[Global___SaltKey] | None = ...,
+        model_fingerprint: _builtins.str = ...,
+        block_tokens: _builtins.int = ...,
+        block_bytes: _builtins.int = ...,
+        nodes: _abc.Iterable[Global___NodeEndpoint] | None = ...,
+        sharing_group_uid: _builtins.str = ...,
+        project_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_tokens", b"block_tokens", "expire_time", b"expire_time", "model_fingerprint", b"model_fingerprint", "namespace_id", b"namespace_id", "nodes", b"nodes", "project_id", b"project_id", "salt_keys", b"salt_keys", "session_id", b"session_id", "sharing_group_uid", b"sharing_group_uid", "tenant_id", b"tenant_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangeTokenResponse: _TypeAlias = ExchangeTokenResponse  # noqa: Y015
+
+@_typing.final
 class RedeemBootstrapTokenRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

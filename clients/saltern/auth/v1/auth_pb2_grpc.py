@@ -40,6 +40,11 @@ class AuthServiceStub(object):
                 request_serializer=saltern_dot_auth_dot_v1_dot_auth__pb2.ExchangeApiKeyRequest.SerializeToString,
                 response_deserializer=saltern_dot_auth_dot_v1_dot_auth__pb2.ExchangeApiKeyResponse.FromString,
                 _registered_method=True)
+        self.ExchangeToken = channel.unary_unary(
+                '/saltern.auth.v1.AuthService/ExchangeToken',
+                request_serializer=saltern_dot_auth_dot_v1_dot_auth__pb2.ExchangeTokenRequest.SerializeToString,
+                response_deserializer=saltern_dot_auth_dot_v1_dot_auth__pb2.ExchangeTokenResponse.FromString,
+                _registered_method=True)
         self.RedeemBootstrapToken = channel.unary_unary(
                 '/saltern.auth.v1.AuthService/RedeemBootstrapToken',
                 request_serializer=saltern_dot_auth_dot_v1_dot_auth__pb2.RedeemBootstrapTokenRequest.SerializeToString,
@@ -58,6 +63,15 @@ class AuthServiceServicer(object):
 
     def ExchangeApiKey(self, request, context):
         """Exchanges an API key for a token of one audience; for AUDIENCE_NODE also for the salt keys of one namespace.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExchangeToken(self, request, context):
+        """Gives the salt keys and nodes that an AUDIENCE_NODE token is good for to whoever holds it: for a program that acts for
+        a tenant, such as an inference server, and was handed a token instead of an API key. Never more than came with the
+        token, and no new token: it ends when the one that was handed over ends. In the spirit of RFC 8693.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +98,11 @@ def add_AuthServiceServicer_to_server(servicer, server):
                     servicer.ExchangeApiKey,
                     request_deserializer=saltern_dot_auth_dot_v1_dot_auth__pb2.ExchangeApiKeyRequest.FromString,
                     response_serializer=saltern_dot_auth_dot_v1_dot_auth__pb2.ExchangeApiKeyResponse.SerializeToString,
+            ),
+            'ExchangeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExchangeToken,
+                    request_deserializer=saltern_dot_auth_dot_v1_dot_auth__pb2.ExchangeTokenRequest.FromString,
+                    response_serializer=saltern_dot_auth_dot_v1_dot_auth__pb2.ExchangeTokenResponse.SerializeToString,
             ),
             'RedeemBootstrapToken': grpc.unary_unary_rpc_method_handler(
                     servicer.RedeemBootstrapToken,
@@ -124,6 +143,33 @@ class AuthService(object):
             '/saltern.auth.v1.AuthService/ExchangeApiKey',
             saltern_dot_auth_dot_v1_dot_auth__pb2.ExchangeApiKeyRequest.SerializeToString,
             saltern_dot_auth_dot_v1_dot_auth__pb2.ExchangeApiKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExchangeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/saltern.auth.v1.AuthService/ExchangeToken',
+            saltern_dot_auth_dot_v1_dot_auth__pb2.ExchangeTokenRequest.SerializeToString,
+            saltern_dot_auth_dot_v1_dot_auth__pb2.ExchangeTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

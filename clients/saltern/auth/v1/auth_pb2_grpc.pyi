@@ -35,6 +35,11 @@ class AuthServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AuthServiceAsyncStub: ...
     ExchangeApiKey: _grpc.UnaryUnaryMultiCallable[_auth_pb2.ExchangeApiKeyRequest, _auth_pb2.ExchangeApiKeyResponse]
     """Exchanges an API key for a token of one audience; for AUDIENCE_NODE also for the salt keys of one namespace."""
+    ExchangeToken: _grpc.UnaryUnaryMultiCallable[_auth_pb2.ExchangeTokenRequest, _auth_pb2.ExchangeTokenResponse]
+    """Gives the salt keys and nodes that an AUDIENCE_NODE token is good for to whoever holds it: for a program that acts for
+    a tenant, such as an inference server, and was handed a token instead of an API key. Never more than came with the
+    token, and no new token: it ends when the one that was handed over ends. In the spirit of RFC 8693.
+    """
     RedeemBootstrapToken: _grpc.UnaryUnaryMultiCallable[_auth_pb2.RedeemBootstrapTokenRequest, _auth_pb2.RedeemBootstrapTokenResponse]
     """Redeems the one-time bootstrap token of a fresh deployment for the first platform-admin API key."""
     GetKeySet: _grpc.UnaryUnaryMultiCallable[_auth_pb2.GetKeySetRequest, _auth_pb2.KeySet]
@@ -47,6 +52,11 @@ class AuthServiceAsyncStub(AuthServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ExchangeApiKey: _aio.UnaryUnaryMultiCallable[_auth_pb2.ExchangeApiKeyRequest, _auth_pb2.ExchangeApiKeyResponse]  # type: ignore[assignment]
     """Exchanges an API key for a token of one audience; for AUDIENCE_NODE also for the salt keys of one namespace."""
+    ExchangeToken: _aio.UnaryUnaryMultiCallable[_auth_pb2.ExchangeTokenRequest, _auth_pb2.ExchangeTokenResponse]  # type: ignore[assignment]
+    """Gives the salt keys and nodes that an AUDIENCE_NODE token is good for to whoever holds it: for a program that acts for
+    a tenant, such as an inference server, and was handed a token instead of an API key. Never more than came with the
+    token, and no new token: it ends when the one that was handed over ends. In the spirit of RFC 8693.
+    """
     RedeemBootstrapToken: _aio.UnaryUnaryMultiCallable[_auth_pb2.RedeemBootstrapTokenRequest, _auth_pb2.RedeemBootstrapTokenResponse]  # type: ignore[assignment]
     """Redeems the one-time bootstrap token of a fresh deployment for the first platform-admin API key."""
     GetKeySet: _aio.UnaryUnaryMultiCallable[_auth_pb2.GetKeySetRequest, _auth_pb2.KeySet]  # type: ignore[assignment]
@@ -62,6 +72,17 @@ class AuthServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_auth_pb2.ExchangeApiKeyResponse, _abc.Awaitable[_auth_pb2.ExchangeApiKeyResponse]]:
         """Exchanges an API key for a token of one audience; for AUDIENCE_NODE also for the salt keys of one namespace."""
+
+    @_abc_1.abstractmethod
+    def ExchangeToken(
+        self,
+        request: _auth_pb2.ExchangeTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_auth_pb2.ExchangeTokenResponse, _abc.Awaitable[_auth_pb2.ExchangeTokenResponse]]:
+        """Gives the salt keys and nodes that an AUDIENCE_NODE token is good for to whoever holds it: for a program that acts for
+        a tenant, such as an inference server, and was handed a token instead of an API key. Never more than came with the
+        token, and no new token: it ends when the one that was handed over ends. In the spirit of RFC 8693.
+        """
 
     @_abc_1.abstractmethod
     def RedeemBootstrapToken(
