@@ -25,6 +25,7 @@ from saltern.cli.failure import (
     error_lines,
     exit_code,
     one_line,
+    say,
 )
 from saltern.cli.key_encryption import key_encryption_key
 from saltern.cli.namespace import namespace
@@ -110,10 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stop.exit_code
     except Exception as error:
         if "--debug" in arguments or os.environ.get("SALTERN_DEBUG"):
-            traceback.print_exception(error)
+            say("".join(traceback.format_exception(error)), err=True, nl=False)
         return _report(error, arguments)
     except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
+        say("interrupted", err=True)
         return EXIT_INTERRUPTED
 
 
@@ -140,13 +141,13 @@ def _tracing(arguments: Sequence[str]) -> Iterator[None]:
 def _report(error: Exception, arguments: Sequence[str]) -> int:
     match error:
         case SalternError():
-            click.echo(error_json(error) if _wants_json(arguments) else error_lines(error), err=True)
+            say(error_json(error) if _wants_json(arguments) else error_lines(error), err=True)
             return exit_code(error)
         case click.exceptions.NoArgsIsHelpError():
             error.show()
             return EXIT_USAGE
         case click.Abort():
-            click.echo("interrupted", err=True)
+            say("interrupted", err=True)
             return EXIT_INTERRUPTED
         case click.ClickException():
             return _report(_usage_error(error), arguments)
@@ -156,8 +157,8 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
             return EXIT_OK
         case _:
             kind = type(error).__name__
-            click.echo(f"error: {kind}: {one_line(str(error))[:500]}", err=True)
-            click.echo("hint: this is a fault of ours; run it again with --debug and report what it shows", err=True)
+            say(f"error: {kind}: {one_line(str(error))[:500]}", err=True)
+            say("hint: this is a fault of ours; run it again with --debug and report what it shows", err=True)
             return EXIT_INTERNAL
 
 

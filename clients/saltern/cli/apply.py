@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from saltern.cli.confirmation import confirm, yes_option
+from saltern.cli.failure import say
 from saltern.cli.parameters import TENANT
 from saltern.cli.render import make_console, print_json
 from saltern.cli.secret_file import secret_file
@@ -96,7 +97,7 @@ def apply(
     planned = plan(declared, actual, mandate)
     if not settings.json:
         for line in plan_lines(planned, settings):
-            click.echo(line)
+            say(line)
     if planned.conflicts:
         if settings.json:
             print_json({"plan": plan_json(planned)})
@@ -144,7 +145,7 @@ def export_config(ctx: click.Context, tenant_ids: tuple[TenantId, ...]) -> None:
     if settings_of(ctx).json:
         print_json(to_list(documents))
     else:
-        click.echo(to_yaml(documents), nl=False)
+        say(to_yaml(documents), nl=False)
 
 
 def _load(load: Callable[[Sequence[str]], Declaration], files: Sequence[str]) -> Declaration:
@@ -156,7 +157,7 @@ def _load(load: Callable[[Sequence[str]], Declaration], files: Sequence[str]) ->
     except DeclarationError as error:
         if len(error.problems) > 1 and not settings_of(click.get_current_context()).json:
             for problem in error.problems:
-                click.echo(str(problem), err=True)
+                say(str(problem), err=True)
         raise
 
 
@@ -173,7 +174,7 @@ def _require_own_tenants(declared: Declaration, caller: TenantId | None) -> None
 def _conflict_error(planned: Plan) -> SalternError:
     first = planned.conflicts[0]
     for conflict in planned.conflicts[1:]:
-        click.echo(f"{conflict.resource.origin}: {conflict.message}; {conflict.hint}", err=True)
+        say(f"{conflict.resource.origin}: {conflict.message}; {conflict.hint}", err=True)
     more = f" (and {len(planned.conflicts) - 1} more)" if len(planned.conflicts) > 1 else ""
     return FailedPreconditionError(
         f"{first.resource.origin}: {first.message}{more}; nothing was changed",
@@ -227,9 +228,9 @@ def _carry_out(ctx: click.Context, planned: Plan, executor: Executor, folder: Pa
             if secret and path is None:
                 secrets[step.resource.name] = secret
             if not settings.json:
-                click.echo(done_text(step) + (f"; its secret is in {path}" if path else ""), err=True)
+                say(done_text(step) + (f"; its secret is in {path}" if path else ""), err=True)
                 if secret and path is None:
-                    click.echo(f"{step.resource.name} {secret}")
+                    say(f"{step.resource.name} {secret}")
     except (SalternError, KeyboardInterrupt) as error:
         failed = planned.steps[len(done)]
         if settings.json:
@@ -237,7 +238,7 @@ def _carry_out(ctx: click.Context, planned: Plan, executor: Executor, folder: Pa
         else:
             unsure = isinstance(error, UnavailableError | DeadlineExceededError | KeyboardInterrupt)
             state = "may be done or not" if unsure else "was refused"
-            click.echo(
+            say(
                 f"{len(done)} of {len(planned.steps)} steps are done; {failed.resource.kind} {failed.resource.name}"
                 f" ({failed.action}) {state}; run the same command again to go on from there",
                 err=True,

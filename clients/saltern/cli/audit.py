@@ -9,6 +9,7 @@ import click
 from saltern.cli.audit_export import export
 from saltern.cli.audit_verify import verify
 from saltern.cli.confirmation import confirm, yes_option
+from saltern.cli.failure import say
 from saltern.cli.parameters import TENANT
 from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json, print_message, print_messages
 from saltern.cli.settings import Group, settings_of
@@ -89,7 +90,7 @@ def public_key(ctx: click.Context) -> None:
             )
             for key in keys
         )
-        click.echo(encode_public_keys(public), nl=False)
+        say(encode_public_keys(public), nl=False)
 
 
 @audit.command("rotate-checkpoint-key")

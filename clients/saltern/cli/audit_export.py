@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from saltern.cli.failure import say
 from saltern.cli.parameters import TENANT
 from saltern.cli.settings import Command, GlobalOption
 from saltern.cli.stack import connect
@@ -120,7 +121,7 @@ def export(
             hint="make room and run it again; with --cursor it goes on where it stopped",
         ) from None
     if output != _STDOUT:
-        click.echo(f"{events} events of the chain {chain} exported", err=True)
+        say(f"{events} events of the chain {chain} exported", err=True)
 
 
 def _export_text(admin: AdminClient, stretch: _Stretch, export: Any, *, follow: bool) -> int:

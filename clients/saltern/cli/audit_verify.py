@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 
-from saltern.cli.failure import EXIT_NOT_VERIFIED, EXIT_OK, one_line
+from saltern.cli.failure import EXIT_NOT_VERIFIED, EXIT_OK, one_line, say
 from saltern.cli.parameters import TENANT
 from saltern.cli.render import print_json
 from saltern.cli.settings import Command, settings_of
@@ -100,19 +100,19 @@ def verify(
 
 def _print(report: Report) -> None:
     stretch = f"events {report.first_sequence} to {report.last.sequence}" if report.events else "no events"
-    click.echo(f"chain        {report.chain}")
-    click.echo(f"read         {stretch} ({report.events}), {report.checkpoints} checkpoints")
-    click.echo(f"signed       up to event {report.signed_sequence}")
+    say(f"chain        {report.chain}")
+    say(f"read         {stretch} ({report.events}), {report.checkpoints} checkpoints")
+    say(f"signed       up to event {report.signed_sequence}")
     if report.unreadable_checkpoints:
-        click.echo(f"passed over  {report.unreadable_checkpoints} lines that are no checkpoints")
+        say(f"passed over  {report.unreadable_checkpoints} lines that are no checkpoints")
     if report.is_intact:
-        click.echo("intact       every event is as it was written")
+        say("intact       every event is as it was written")
         return
-    click.echo(f"NOT INTACT   {report.count} findings, the first at event {report.first_bad_sequence}")
+    say(f"NOT INTACT   {report.count} findings, the first at event {report.first_bad_sequence}")
     for finding in report.findings[:_SHOWN_FINDINGS]:
-        click.echo(f"  {finding.kind.value}: {one_line(finding.detail)}")
+        say(f"  {finding.kind.value}: {one_line(finding.detail)}")
     if report.count > _SHOWN_FINDINGS:
-        click.echo(f"  and {report.count - _SHOWN_FINDINGS} more")
+        say(f"  and {report.count - _SHOWN_FINDINGS} more")
 
 
 def _as_json(report: Report) -> dict[str, object]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
+from saltern.cli.failure import say
 from saltern.cli.settings import DEADLINE_DEFAULT_MS, Command, settings_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def completion(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     # Not kind.source(): for bash that would run the bash in the path to ask its version, and there may be none here.
-    click.echo(ShellComplete.source(kind(click.get_current_context().find_root().command, {}, "saltern", VARIABLE)))
+    say(ShellComplete.source(kind(click.get_current_context().find_root().command, {}, "saltern", VARIABLE)))
 
 
 def complete(shell_complete_main: Callable[..., Any]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from saltern.cli.confirmation import confirm, yes_option
+from saltern.cli.failure import say
 from saltern.cli.parameters import API_KEY_ID, DURATION, NAMESPACE, NODE, TENANT, TEXT
 from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json, print_messages
 from saltern.cli.secret_file import secret_file
@@ -94,10 +95,10 @@ def create(
             del shown["secret"]
         print_json(shown)
     elif save is not None:
-        click.echo(f"created {response.api_key.name} ({role}); its secret is in {save}", err=True)
+        say(f"created {response.api_key.name} ({role}); its secret is in {save}", err=True)
     else:
-        click.echo(f"created {response.api_key.name} ({role}); its secret is shown this once:", err=True)
-        click.echo(response.secret)
+        say(f"created {response.api_key.name} ({role}); its secret is shown this once:", err=True)
+        say(response.secret)
 
 
 @key.command("rotate")
@@ -157,10 +158,10 @@ def rotate(
             del shown["secret"]
         print_json(shown)
     elif save is not None:
-        click.echo(f"rotated {name}; its new secret is in {save}, {old}", err=True)
+        say(f"rotated {name}; its new secret is in {save}, {old}", err=True)
     else:
-        click.echo(f"rotated {name}; {old}; its new secret is shown this once:", err=True)
-        click.echo(response.secret)
+        say(f"rotated {name}; {old}; its new secret is shown this once:", err=True)
+        say(response.secret)
 
 
 @key.command("redeem-bootstrap")
@@ -192,7 +193,7 @@ def redeem_bootstrap(ctx: click.Context, token_file: Path, save: Path, key_id: s
     if settings.json:
         print_json({"apiKeyName": response.api_key_name})
     else:
-        click.echo(f"created {response.api_key_name} (platform-admin); its secret is in {save}", err=True)
+        say(f"created {response.api_key_name} (platform-admin); its secret is in {save}", err=True)
 
 
 @key.command("list")
@@ -250,7 +251,7 @@ def delete(ctx: click.Context, key_id: str, tenant_id: TenantId | None, yes: boo
     if settings_of(ctx).json:
         print_json({})
     else:
-        click.echo(f"deleted {name}")
+        say(f"deleted {name}")
 
 
 @key.command("revoke")
@@ -311,7 +312,7 @@ def issue(
             del shown["saltKeys"]
         print_json(shown)
     elif show:
-        click.echo(response.access_token)
+        say(response.access_token)
     else:
         table = Table()
         table.add("audience", "node" if namespace_id else "control")

@@ -21,6 +21,8 @@ from __future__ import annotations
 import json
 from typing import Final
 
+import click
+
 from saltern.errors import SalternError, StatusCode
 
 #: For the end of every help.
@@ -75,8 +77,15 @@ def error_json(error: SalternError) -> str:
     return json.dumps({"error": body})
 
 
+def say(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print lines to stdout or stderr: whatever names and words are in them, they drive no terminal."""
+    click.echo("\n".join(map(_printable, text.split("\n"))), err=err, nl=nl)
+
+
 def one_line(text: str) -> str:
     """``text`` on one line, with everything unprintable escaped: a name must not be able to drive the terminal."""
-    return "".join(
-        char if char.isprintable() else " " if char in "\r\n\t" else ascii(char)[1:-1] for char in str(text)
-    ).strip()
+    return "".join(" " if char in "\r\n\t" else _printable(char) for char in str(text)).strip()
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from saltern.cli.confirmation import confirm, yes_option
+from saltern.cli.failure import say
 from saltern.cli.parameters import DURATION
 from saltern.cli.render import Table, enum_word, local_time, print_message, print_messages
 from saltern.cli.settings import Group, settings_of
@@ -114,7 +115,7 @@ def _wait(admin: AdminClient, key_id: str, timeout_s: float) -> KeyEncryptionKey
         waiting = f", {made.missing_holders} control planes do not hold it yet" if made.missing_holders else ""
         progress = f"{key_id} is {_state(made)}{waiting}; {left} secrets are under other keys"
         if progress != said:
-            click.echo(progress, err=True)
+            say(progress, err=True)
             said = progress
         if time.monotonic() >= ends_s:
             raise DeadlineExceededError(

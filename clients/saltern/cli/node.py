@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from saltern.cli.confirmation import confirm, yes_option
+from saltern.cli.failure import say
 from saltern.cli.parameters import NODE
 from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json, print_messages
 from saltern.cli.settings import Command, Group, settings_of
@@ -121,7 +122,7 @@ def remove(ctx: click.Context, node_id: str, yes: bool) -> None:
     if settings_of(ctx).json:
         print_json({})
     else:
-        click.echo(f"removed {name}")
+        say(f"removed {name}")
 
 
 def _state(item: Node) -> str:
@@ -137,4 +138,4 @@ def _print(ctx: click.Context, item: Node) -> None:
         print_json(message_dict(item))
     else:
         held = format_size(item.believed_bytes)
-        click.echo(f"{item.name.removeprefix('nodes/')}: {_state(item)}, holds {held} of quotas")
+        say(f"{item.name.removeprefix('nodes/')}: {_state(item)}, holds {held} of quotas")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from saltern.cli.failure import say
 from saltern.cli.parameters import SIZE, TENANT, TEXT
 from saltern.cli.render import Table, enum_word, message_dict, print_json
 from saltern.cli.settings import Group, settings_of
@@ -169,5 +170,5 @@ def _print(ctx: click.Context, item: Quota) -> None:
     limits.add("bytes", f"{format_size(rates.bytes_per_s)}/s" if rates.bytes_per_s else "none")
     written = rates.ssd_write_bytes_per_s
     limits.add("SSD writes", f"{format_size(written)}/s" if written else "each node's own")
-    click.echo()
+    say()
     limits.print(settings)

@@ -14,9 +14,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import click
-
-from saltern.cli.failure import one_line
+from saltern.cli.failure import one_line, say
 from saltern.cli.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ def message_dict(message: Message) -> dict[str, Any]:
 
 
 def print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2))
+    say(json.dumps(value, indent=2))
 
 
 def print_messages(settings: Settings, plural: str, messages: Sequence[Message], table: Table) -> None:
@@ -86,13 +84,13 @@ class Table:
         for row in self._rows:
             grid.add_row(*map(_cell, row))
         if not self._rows:
-            click.echo("(none)")
+            say("(none)")
         elif console.is_terminal:
             console.print(grid)
         else:
             with console.capture() as captured:
                 console.print(grid)
-            click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+            say("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _cell(value: object) -> RenderableType:

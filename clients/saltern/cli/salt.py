@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from saltern.cli.confirmation import confirm, yes_option
+from saltern.cli.failure import say
 from saltern.cli.parameters import DURATION, TENANT, TEXT
 from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json
 from saltern.cli.settings import Group, settings_of
@@ -163,7 +164,7 @@ def _print(ctx: click.Context, tenant_id: TenantId, policy: SaltPolicy) -> None:
     epochs = Table("EPOCH", "BEGAN", "READABLE UNTIL", right=("EPOCH",))
     for epoch in policy.epochs:
         epochs.add(epoch.epoch, local_time(epoch.create_time), local_time(epoch.read_until_time) or "(current)")
-    click.echo()
+    say()
     epochs.print(settings)
 
 

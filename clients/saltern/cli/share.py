@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from saltern.cli.confirmation import confirm, yes_option
+from saltern.cli.failure import say
 from saltern.cli.parameters import GROUP, MEMBER, NAMESPACE, TENANT
 from saltern.cli.render import Table, enum_word, local_time, print_json, print_message, print_messages
 from saltern.cli.settings import Group, settings_of
@@ -195,7 +196,7 @@ def _say(ctx: click.Context, text: str) -> None:
     if settings_of(ctx).json:
         print_json({})
     else:
-        click.echo(text)
+        say(text)
 
 
 def _short(name: str) -> str:

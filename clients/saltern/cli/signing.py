@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from saltern.cli.confirmation import confirm, yes_option
+from saltern.cli.failure import say
 from saltern.cli.parameters import API_KEY_ID, TENANT, TEXT
 from saltern.cli.render import Table, enum_word, local_time, print_message, print_messages
 from saltern.cli.settings import Group, settings_of
@@ -179,7 +180,7 @@ def revoke_tenant_tokens(ctx: click.Context, admin: AdminClient, tenant_id: Tena
     if settings_of(ctx).json:
         print_message(settings_of(ctx), tenant, [])
     else:
-        click.echo(f"ended every token of {tenant.name}")
+        say(f"ended every token of {tenant.name}")
 
 
 def _token_id_in(file: Path) -> str:
@@ -214,7 +215,7 @@ def _print_key(ctx: click.Context, key: SigningKey) -> None:
 
 def _print_revocation(ctx: click.Context, item: TokenRevocation) -> None:
     if not settings_of(ctx).json and item.widened_to_tenant:
-        click.echo("so many tokens were revoked lately that every token of the tenant was ended instead", err=True)
+        say("so many tokens were revoked lately that every token of the tenant was ended instead", err=True)
     rows = [
         ("token id", item.token_id_prefix),
         ("issued before", local_time(item.issued_before_time) or "ever"),

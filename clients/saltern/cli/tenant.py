@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from saltern.cli.confirmation import confirm, yes_option
+from saltern.cli.failure import say
 from saltern.cli.parameters import TENANT, TEXT
 from saltern.cli.render import Table, enum_word, local_time, print_json, print_message, print_messages
 from saltern.cli.settings import Group, settings_of
@@ -101,7 +102,7 @@ def delete(ctx: click.Context, tenant_id: TenantId, yes: bool) -> None:
     if settings_of(ctx).json:
         print_json({})
     else:
-        click.echo(f"deleted {tenant_name(tenant_id)}")
+        say(f"deleted {tenant_name(tenant_id)}")
 
 
 @tenant.command("suspend")

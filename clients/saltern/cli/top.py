@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from saltern.cli.failure import say
 from saltern.cli.parameters import TENANT
 from saltern.cli.render import make_console, print_json
 from saltern.cli.settings import Command, Settings, settings_of
@@ -79,10 +80,10 @@ def top(
             time.sleep(interval_s)
             frame = watch.frame(sort)
             if settings.json:
-                click.echo(json.dumps(to_json(frame)))
+                say(json.dumps(to_json(frame)))
             else:
                 _show(settings, frame)
-                click.echo()
+                say()
             sys.stdout.flush()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from saltern.cli.failure import one_line
 from saltern.cli.render import bar, enum_word, message_dict, ratio_text
 from saltern.sizes import format_size
 
@@ -115,7 +116,7 @@ def _tenants_table(frame: Frame) -> RenderableType:
         tiers = {tier.tier: tier for tier in row.usage.tiers}
         dram, ssd, rate = tiers.get(TIER_DRAM), tiers.get(TIER_SSD), row.per_s
         table.add_row(
-            row.usage.tenant.removeprefix("tenants/"),
+            one_line(row.usage.tenant.removeprefix("tenants/")),
             bar(dram.used_bytes, dram.limit_bytes, dram.reserved_bytes) if dram else "",
             format_size(dram.used_bytes) if dram else "-",
             format_size(dram.limit_bytes) if dram else "-",
@@ -149,7 +150,7 @@ def _nodes_table(nodes: Sequence[Node]) -> RenderableType:
     table = _table("NODE", "STATE", "ADMIN", "DRAM", "GRANTED", "POLICY")
     for node in nodes:
         table.add_row(
-            node.name.removeprefix("nodes/"),
+            one_line(node.name.removeprefix("nodes/")),
             enum_word(Node.State, node.state, "STATE_"),
             enum_word(Node.AdminState, node.admin_state, "ADMIN_STATE_"),
             format_size(node.dram_capacity_bytes),

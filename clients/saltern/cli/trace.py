@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from saltern.cli.charts import sparkline
+from saltern.cli.failure import say
 from saltern.cli.render import Table, make_console, print_json
 from saltern.cli.settings import Group, Settings, settings_of
 from saltern.errors import InvalidArgumentError, SalternError
@@ -144,7 +145,7 @@ def compose_command(
     )
     if output_file is not None:
         written = write_trace(composed, output_file)
-        click.echo(f"wrote {written.requests} requests to {output_file}, sha256 {written.sha256}", err=True)
+        say(f"wrote {written.requests} requests to {output_file}, sha256 {written.sha256}", err=True)
     _summarise(settings_of(ctx), composed)
 
 
@@ -171,16 +172,16 @@ def _print(settings: Settings, summary: Summary) -> None:
         for row in rows:
             table.add(*row)
         table.print(settings)
-        click.echo()
+        say()
     if len(summary.tenants) > 1:
         _print_tenants(settings, summary)
-        click.echo()
+        say()
     bins = summary.arrivals.bins()
     console = make_console(settings)
-    click.echo(f"arrivals, {_duration(summary.arrivals.bin_s)} each, at most {max(bins, default=0)} requests")
-    click.echo(sparkline([float(count) for count in bins], encoding=console.encoding))
+    say(f"arrivals, {_duration(summary.arrivals.bin_s)} each, at most {max(bins, default=0)} requests")
+    say(sparkline([float(count) for count in bins], encoding=console.encoding))
     if not summary.complete:
-        click.echo("NOT COMPLETE: what is above was read before the trace or the command ended")
+        say("NOT COMPLETE: what is above was read before the trace or the command ended")
 
 
 def _facts(summary: Summary) -> list[tuple[str, Any]]:

@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import click
-
+from saltern.cli.failure import say
 from saltern.cli.render import Table, message_dict, ratio_text
 from saltern.cli.settings import Settings
 from saltern.names import TenantId, tenant_name
@@ -89,23 +88,23 @@ def _print_csv(records: Iterator[UsageRecord], prices: Prices | None) -> None:
     from saltern.billing.columns import COLUMNS, csv_head, csv_line, to_row
     from saltern.billing.prices import COST_COLUMNS
 
-    click.echo(csv_head((*COLUMNS, *(COST_COLUMNS if prices else ()))), nl=False)
+    say(csv_head((*COLUMNS, *(COST_COLUMNS if prices else ()))), nl=False)
     for record in records:
         costs = prices.columns(record) if prices else {}
-        click.echo(csv_line({**to_row(record), **costs}), nl=False)
+        say(csv_line({**to_row(record), **costs}), nl=False)
 
 
 def _print_json(records: Iterator[UsageRecord], prices: Prices | None) -> None:
     """As they come: a year of every tenant need not fit into memory."""
-    click.echo('{"usageRecords": [', nl=False)
+    say('{"usageRecords": [', nl=False)
     separator = ""
     for record in records:
         shown = message_dict(record)
         if prices:
             shown["costs"] = _camel(prices.columns(record))
-        click.echo(f"{separator}\n{json.dumps(shown)}", nl=False)
+        say(f"{separator}\n{json.dumps(shown)}", nl=False)
         separator = ","
-    click.echo("\n]}")
+    say("\n]}")
 
 
 def _print_table(settings: Settings, records: list[UsageRecord], asked: Asked, prices: Prices | None) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-import click
-
 from saltern.cli.charts import sparkline
+from saltern.cli.failure import say
 from saltern.cli.render import Table, bar, enum_word, local_time, ratio_text
 from saltern.cli.settings import Settings
 from saltern.sizes import format_size
@@ -49,7 +48,7 @@ def print_usages(settings: Settings, usages: list[Usage]) -> None:
         )
     held.print(settings)
     if usages:
-        click.echo()
+        say()
         happened.print(settings)
 
 
@@ -73,9 +72,9 @@ def print_day(hours: Sequence[UsageRecord | None]) -> None:
         ),
         ("puts refused", sparkline(refused), f"{sum(record.puts_refused for record in found):,} in 24 h"),
     )
-    click.echo()
+    say()
     for name, bars, words in lines:
-        click.echo(f"{name:<12}  {bars}  {words}")
+        say(f"{name:<12}  {bars}  {words}")
 
 
 def _rate(record: UsageRecord) -> float | None:
@@ -90,7 +89,7 @@ def print_reasons(settings: Settings, item: Usage) -> None:
     for row in rows:
         table.add(*row)
     if rows:
-        click.echo()
+        say()
         table.print(settings)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from saltern.cli.failure import say
 from saltern.cli.parameters import ParameterError
 from saltern.cli.settings import settings_of
 from saltern.policy_version import WAIT_DEFAULT_S, WAIT_MAX_S
@@ -72,4 +73,4 @@ def _wait(ctx: click.Context, wait_s: float) -> None:
     reached = client.wait_for_policy(timeout_s=wait_s)
     if not settings_of(ctx).json:
         expired = f"; the leases of {reached.expired_nodes} others have run out" if reached.expired_nodes else ""
-        click.echo(f"in force on {reached.acknowledged_nodes} nodes (policy {reached.version}){expired}", err=True)
+        say(f"in force on {reached.acknowledged_nodes} nodes (policy {reached.version}){expired}", err=True)

@@ -83,6 +83,22 @@ NETWORK: Final = (
         ),
     ),
     Mutation(
+        "a name, a message or a field from a server",
+        (Edit("clients/saltern/cli/failure.py", "return text if text.isprintable() else", "return text if text else"),),
+        ("tests/clients/cli/test_hostile_server.py::test_i10_no_text_of_a_server_drives_the_terminal",),
+    ),
+    Mutation(
+        "a name, a message or a field from a server",
+        (
+            Edit(
+                "clients/saltern/cli/failure.py",
+                'click.echo("\\n".join(map(_printable, text.split("\\n"))), err=err, nl=nl)',
+                "click.echo(text, err=err, nl=nl)",
+            ),
+        ),
+        ("tests/clients/cli/test_hostile_server.py::test_i10_no_text_of_a_server_drives_the_terminal",),
+    ),
+    Mutation(
         "reading, changing or answering on the path",
         (
             Edit(
