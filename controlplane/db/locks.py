@@ -7,9 +7,12 @@ quota lock or that of the signing keys, the audit chain, the policy version.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
-from sqlalchemy import ARRAY, Text, cast, func, select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
+
+from controlplane.db.session import driver_of
 
 # First of the two numbers of an advisory lock: what it is for.
 _AUDIT_CHAIN = 1
@@ -22,6 +25,11 @@ _WRAPPED = 11  # as ``migrations.wrapped_columns`` has it
 _KEY_ENCRYPTION_KEYS = 12
 _SALTS = 6
 
+_LOCK_CHAINS: Final = f"""
+SELECT pg_advisory_xact_lock({_AUDIT_CHAIN}, lock)
+FROM (SELECT DISTINCT hashtext(chain) AS lock FROM unnest(%s::text[]) AS chain ORDER BY lock) AS ordered
+"""  # noqa: S608 (a constant)
+
 
 async def lock_audit_chain(session: AsyncSession, chain: str) -> None:
     """One writer of a chain at a time. Chains whose hashes collide only wait for each other."""
@@ -30,9 +38,7 @@ async def lock_audit_chain(session: AsyncSession, chain: str) -> None:
 
 async def lock_audit_chains(session: AsyncSession, chains: Iterable[str]) -> None:
     """As ``lock_audit_chain`` for several: in the order of the locks themselves, so that nobody waits crosswise."""
-    lock = func.hashtext(func.unnest(cast(list(chains), ARRAY(Text)))).label("lock")
-    ordered = select(lock).distinct().order_by(lock).subquery()
-    await session.execute(select(func.pg_advisory_xact_lock(_AUDIT_CHAIN, ordered.c.lock)))
+    await (await driver_of(session)).execute(_LOCK_CHAINS, (list(chains),))
 
 
 async def lock_quotas(session: AsyncSession) -> None:

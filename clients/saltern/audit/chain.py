@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NewType
@@ -118,10 +118,20 @@ def genesis(chain: str) -> ChainHead:
 
 def append(chain: str, head: ChainHead, record: AuditRecord) -> ChainedRecord:
     """The event that continues ``head``; raises InvalidArgumentError for a value that has no canonical form."""
-    for value in (record.before, record.after):
-        require_canonical(value)
-    sequence = head.sequence + 1
-    return ChainedRecord(sequence, record, head.hash, event_hash(chain, sequence, head.hash, record))
+    return next(append_many(chain, head, (record,)))
+
+
+def append_many(chain: str, head: ChainHead, records: Iterable[AuditRecord]) -> Iterator[ChainedRecord]:
+    """As :func:`append`, for several in a row."""
+    prefix = frame(_LABELS[HASH_FORMAT_NEWEST], chain)
+    sequence, previous_hash = head.sequence, head.hash
+    for record in records:
+        require_canonical(record.before)
+        require_canonical(record.after)
+        sequence += 1
+        hash_ = _hash_in_place(prefix, sequence, previous_hash, canonical_bytes(record))
+        yield ChainedRecord(sequence, record, previous_hash, hash_)
+        previous_hash = hash_
 
 
 def event_hash(
@@ -130,6 +140,16 @@ def event_hash(
     """The hash of ``record`` in its place."""
     framed = frame(_LABELS[hash_format], chain, sequence, previous_hash, canonical_bytes(record, hash_format))
     return EventHash(hashlib.sha256(framed).digest())
+
+
+def _hash_in_place(prefix: bytes, sequence: int, previous_hash: EventHash, canonical: bytes) -> EventHash:
+    """As :func:`event_hash`, with the part of the frame that all events of a chain share made once.
+
+    Raises:
+        struct.error: no sequence that a frame can hold.
+    """
+    place = _PLACE.pack(b"i", 8, sequence, b"b", HASH_BYTES, previous_hash, b"b", len(canonical))
+    return EventHash(hashlib.sha256(prefix + place + canonical).digest())
 
 
 def canonical_bytes(record: AuditRecord, hash_format: int = HASH_FORMAT_NEWEST) -> bytes:
@@ -238,7 +258,7 @@ class ChainWalk:
         return tuple(faults)
 
     def _has_its_hash(self, event: ChainedRecord) -> bool:
-        """As :func:`event_hash`, with the part of the frame that all events share made once."""
+        """Whether the stored hash is the one that the event has in its place."""
         prefix = self._prefixes.get(event.hash_format)
         if prefix is None or len(event.previous_hash) != HASH_BYTES:
             return False
@@ -247,10 +267,9 @@ class ChainWalk:
         except InvalidArgumentError:
             return False  # what has no canonical form was never hashed
         try:
-            place = _PLACE.pack(b"i", 8, event.sequence, b"b", HASH_BYTES, event.previous_hash, b"b", len(canonical))
+            return _hash_in_place(prefix, event.sequence, event.previous_hash, canonical) == event.hash
         except struct.error:
             return False  # no sequence that a frame can hold
-        return hashlib.sha256(prefix + place + canonical).digest() == event.hash
 
 
 def verify(
