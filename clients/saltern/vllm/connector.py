@@ -34,6 +34,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from saltern.errors import SalternError
 from saltern.vllm.clients_in_use import ClientsInUse
 from saltern.vllm.engine_facts import (
+    can_load_in_step,
     check_supported,
     entry_bytes_of,
     facts_of,
@@ -93,8 +94,10 @@ class SalternConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerSide | NoLoads = NoLoads()
         self._results = LoadResults(set(), set(), set())
         self._is_hybrid = len(kv_cache_config.kv_cache_groups) > 1
-        if self._is_hybrid and self._options.load == "sync":
-            logger.warning("loads of a model with several KV cache groups are asynchronous: vLLM knows no other way")
+        if self._options.load == "sync" and not can_load_in_step(vllm_config, kv_cache_config):
+            logger.warning(
+                "loads are asynchronous: in the step they take one rank, one KV cache group, no async scheduling"
+            )
             self._options = msgspec.structs.replace(self._options, load="async")
         try:
             check_supported(vllm_config, kv_cache_config)

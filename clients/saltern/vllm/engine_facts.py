@@ -122,6 +122,13 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, *, weights: str, cache_fold
     )
 
 
+def can_load_in_step(vllm_config: Any, kv_cache_config: Any) -> bool:
+    """Whether a load that fails in a step can be told before anything of that step is stored or computed upon."""
+    ranks = ranks_of(vllm_config, kv_cache_config)
+    is_alone = ranks.tensor == ranks.pipeline == len(kv_cache_config.kv_cache_groups) == 1
+    return is_alone and not vllm_config.scheduler_config.async_scheduling
+
+
 def has_draft_layers(kv_cache_config: Any) -> bool:
     return any(group.is_eagle_group for group in kv_cache_config.kv_cache_groups)
 

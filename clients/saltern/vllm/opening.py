@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from saltern.errors import FailedPreconditionError
 from saltern.vllm.options import ConnectorOptions
 from saltern.vllm.tenancy import InstanceTenancy, Tenancy
 
@@ -17,7 +18,17 @@ _FIRST_SESSION_MS: Final = 1000.0
 
 
 def open_tenancy(options: ConnectorOptions, environment: Mapping[str, str]) -> Tenancy:
-    """The tenancy of an engine; in instance mode with its client, opened for ``open_wait_ms`` at most."""
+    """The tenancy of an engine; in instance mode with its client, opened for ``open_wait_ms`` at most.
+
+    Raises:
+        FailedPreconditionError: there is no such tenancy here.
+    """
+    if options.tenancy != "instance":
+        raise FailedPreconditionError(
+            f"no tenancy {options.tenancy!r} in this release",
+            reason="TENANCY_NOT_AVAILABLE",
+            hint="use 'instance': one tenant for the whole engine",
+        )
 
     def open_client() -> Client:
         return open_instance_client(options, environment)

@@ -16,6 +16,7 @@ Rules that the engine depends on:
 - what was found is asked for again only after it was used: a full pool does not make a request ask in every step;
 - a request whose load failed is computed without the cache: a store that lists what it cannot give costs one load;
 - only blocks whose every slot is computed are stored: the last sampled token's is not, a rejected draft's is not;
+- nothing is stored of a step that computes with blocks which are loaded in it: whether they came is known afterwards;
 - what is stored has no gap: blocks behind one could never be found.
 """
 
@@ -259,11 +260,14 @@ class SchedulerSide:
 
     def plan_step(self, scheduled: Iterable[ScheduledRequest]) -> StepWork:
         """What the workers have to do in this step; forgets it here."""
-        saves = [job for one in scheduled if (job := self._plan_save(one)) is not None] if self._rules.save else []
-        if not self._rules.load_async:
+        saves: list[SaveJob] = []
+        if self._loads and not self._rules.load_async:
+            # If one of these loads fails, all that the step computes may be wrong: it is stored a step later, or not.
             for load in self._loads:
                 if (record := self._records.get(load.request_id)) is not None:
                     record.phase = Phase.RUNNING
+        elif self._rules.save:
+            saves = [job for one in scheduled if (job := self._plan_save(one)) is not None]
         work = StepWork(tuple(self._forgotten), tuple(self._chains), tuple(self._loads), tuple(saves))
         self._forgotten, self._chains, self._loads = [], [], []
         self._wait_left_s = self._rules.lookup_wait_s
