@@ -103,3 +103,19 @@ def test_i10_the_set_never_forgets_a_token_that_could_be_used_and_is_bounded(
                 live = RevocationSet(known for known in kept if known.expires_at_s > at_s)
                 assert live.covers(token) or issued_at_s < min_issue_s
     assert len(bounded) <= REVOCATIONS_MAX
+
+
+def test_i10_a_flood_of_revocations_ends_more_tokens_and_never_fewer() -> None:
+    """Somebody with many tokens revokes them one after the other, so that an earlier revocation falls out."""
+    now_s, min_issue_s, widened = 100_000, 0, 0
+    kept: tuple[Revocation, ...] = ()
+    revoked = [claims(f"{number:032x}", now_s - 1, LIFETIME_MAX_S) for number in range(3 * REVOCATIONS_MAX)]
+    for number, token in enumerate(revoked):
+        outcome = revoke(kept, Revocation(token.token_id, EVER_S, now_s + KEEP_S), now_s)
+        kept = outcome.kept
+        if outcome.is_widened:
+            min_issue_s, widened = now_s + 1, widened + 1
+        assert len(kept) <= REVOCATIONS_MAX
+        in_force = RevocationSet(kept)
+        assert all(in_force.covers(one) or one.issued_at_s < min_issue_s for one in revoked[: number + 1])
+    assert widened == 2

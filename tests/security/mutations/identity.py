@@ -203,6 +203,11 @@ MUTATIONS: Final = (
                 "        return Revoked(tuple(by_prefix.values())[-REVOCATIONS_MAX:], is_widened=False)\n",
             ),
         ),
+        ("tests/tenants/test_revocation.py::test_i10_a_flood_of_revocations_ends_more_tokens_and_never_fewer",),
+    ),
+    Mutation(
+        "a flood of revocations",
+        (Edit("tenants/revocation.py", "KEEP_S: Final = LIFETIME_MAX_S + 2 * CLOCK_SKEW_S", "KEEP_S: Final = 600"),),
         ("tests/tenants/test_revocation.py::test_i10_the_set_never_forgets_a_token_that_could_be_used_and_is_bounded",),
     ),
     Mutation(
