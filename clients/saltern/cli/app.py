@@ -81,6 +81,7 @@ for command in (
     node,
     audit,
     trace,
+    DeferredCommand("replay", "saltern.cli.replay:replay", "Say what a cache would do for recorded traffic."),
     DeferredCommand("apply", "saltern.cli.apply:apply", "Make a deployment what files say."),
     DeferredCommand("export-config", "saltern.cli.apply:export_config", "Write tenants as a file for apply."),
     DeferredCommand("completion", "saltern.cli.completion:completion", "Print what makes a shell complete."),

@@ -53,7 +53,14 @@ class Accesses:
 
 
 def accesses_of(trace: Trace) -> Accesses:
-    """Read a trace once and number its blocks.
+    """Read a trace once and number its blocks; raises as :func:`bounded_accesses_of`."""
+    accesses = bounded_accesses_of(trace, 2**62)
+    assert accesses is not None
+    return accesses
+
+
+def bounded_accesses_of(trace: Trace, blocks_max: int) -> Accesses | None:
+    """Read a trace once and number its blocks; None if its prompts have more than ``blocks_max`` of them.
 
     Raises:
         InvalidArgumentError: the trace has no prefix identity, or is damaged.
@@ -75,6 +82,8 @@ def accesses_of(trace: Trace) -> Accesses:
                 number = known[block] = unique
                 unique += 1
             blocks.append(number)
+        if len(blocks) > blocks_max:
+            return None
         input_tokens.append(request.input_tokens)
         ends.append(len(blocks))
     return Accesses(trace.block_tokens, unique, input_tokens, ends, blocks)

@@ -1,0 +1,235 @@
+"""``saltern replay``: what a cache would do for recorded traffic, what it costs, and when it pays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from saltern.cli.parameters import SizeParameter
+from saltern.cli.settings import Group, settings_of
+from saltern.errors import InvalidArgumentError
+
+# The engine and the loaders are imported when a command runs, so that help is quick.
+if TYPE_CHECKING:
+    from saltern.replay.results import Column
+    from saltern.replay.setup import ReplaySetup, TenantQuota
+    from saltern.traces.request import Trace
+
+_FILE = click.Path(path_type=Path)
+_COLUMNS = ("no-cache", "cold", "warm", "shared", "after-restart", "node-lost")
+_RUN = "run"
+
+
+class _ReplayGroup(Group):
+    """``saltern replay TRACE`` is ``saltern replay run TRACE``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [_RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("replay", cls=_ReplayGroup)
+def replay() -> None:
+    """Replay recorded traffic: hits, transfer, tail latency, fairness, failures and cost, together.
+
+    `saltern replay TRACE...` is `saltern replay run TRACE...`.
+    """
+
+
+@replay.command(_RUN)
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
+@click.option("--column", "columns", multiple=True, type=click.Choice(_COLUMNS), help="Only these. [default: all]")
+@click.option("--model", default="llama-3-70b", show_default=True, metavar="NAME", help="Model profile.")
+@click.option("--hardware", default="8xa800", show_default=True, metavar="NAME", help="Profile of one engine.")
+@click.option("--profile", "profiles", multiple=True, type=_FILE, help="JSON file of profiles of your own.")
+@click.option("--engines", type=click.IntRange(1), default=8, show_default=True, help="Model replicas.")
+@click.option(
+    "--routing",
+    type=click.Choice(("round-robin", "session", "prefix")),
+    default="round-robin",
+    show_default=True,
+    help="How requests find an engine.",
+)
+@click.option(
+    "--engine-cache-tokens", type=click.IntRange(0), default=0, metavar="N", help="What each engine keeps itself."
+)
+@click.option("--nodes", type=click.IntRange(1), default=8, show_default=True, help="Cache nodes.")
+@click.option("--node-memory", type=SizeParameter(), default="1TiB", show_default=True, help="Of each node.")
+@click.option(
+    "--quota",
+    "quotas",
+    multiple=True,
+    metavar="TENANT[,reserved=SIZE][,limit=SIZE][,weight=N]",
+    help="Of a tenant, over all nodes.",
+)
+@click.option("--eviction", type=click.Choice(("two-queue", "lru", "fifo")), default="two-queue", show_default=True)
+@click.option("--reservations", type=click.Choice(("strict", "earning")), default="strict", show_default=True)
+@click.option(
+    "--use",
+    type=click.Choice(("client", "chain")),
+    default="client",
+    show_default=True,
+    help="What a request does to the order of eviction: as the SDK, or as reference hit rates.",
+)
+@click.option("--slo-ttft", type=click.FloatRange(0), default=10.0, show_default=True, metavar="S", help="Target.")
+@click.option("--slo-end-to-end", type=click.FloatRange(0), metavar="S", help="Target. [default: none]")
+@click.option("--think-scale", type=click.FloatRange(0), default=1.0, metavar="X", help="Tool delays times X.")
+@click.option("--think-cap", type=click.FloatRange(0), metavar="S", help="Tool delays of at most S.")
+@click.option("--restart", type=click.Choice(("lost", "kept")), default="lost", show_default=True)
+@click.option("--restart-seconds", type=click.FloatRange(0), default=30.0, show_default=True, metavar="S")
+@click.option("--requests", type=click.IntRange(1), metavar="N", help="The first N requests only.")
+@click.option("--block-tokens", type=click.IntRange(1, 1_048_576), metavar="N", help="Block size of all of it.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn by chance.")
+@click.option("--json", "json_file", type=_FILE, help="Write the report here, for `saltern replay diff`.")
+@click.option("--csv", "csv_file", type=_FILE, help="Write all figures here, one on each line.")
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    *,
+    traces: Sequence[str],
+    columns: Sequence[str],
+    requests: int | None,
+    block_tokens: int | None,
+    seed: int,
+    json_file: Path | None,
+    csv_file: Path | None,
+    **options: Any,
+) -> None:
+    """Replay traces in virtual time, through the node's own code, column by column.
+
+    A TRACE is a file, NAME=FILE[,KEY=VALUE...] for one tenant of several (as `saltern trace compose --tenant`), or a
+    YAML composition. Ctrl-C prints what is known so far.
+
+    \b
+    saltern replay conversation.jsonl.gz --engines 8 --nodes 4 --node-memory 1TiB
+    saltern replay chat=conversation.jsonl.gz agent=sessions.jsonl.gz,think-cap=60 --block-tokens 512
+    """
+    from saltern.cli.replay_tables import print_report
+    from saltern.replay.assemble import run_replay
+    from saltern.replay.engines import find_engine
+    from saltern.replay.results import Column, EngineKind, encode_report
+    from saltern.replay.rows import to_csv
+
+    settings = settings_of(ctx)
+    engine = find_engine(EngineKind.SIMULATED)
+    trace = traces_of(traces, requests=requests, block_tokens=block_tokens, seed=seed)
+    setup = _setup(options, seed)
+    wanted = [Column(name) for name in columns or _COLUMNS]
+
+    def progress(column: Column, served: int) -> None:
+        if not settings.json and sys.stderr.isatty():
+            click.echo(f"\r{column}: {served:,} requests\x1b[K", err=True, nl=False)
+
+    report, ended = run_replay(trace, setup, wanted, engine, progress)
+    if not settings.json and sys.stderr.isatty():
+        click.echo("\r\x1b[K", err=True, nl=False)
+    for path, content in ((json_file, encode_report(report)), (csv_file, to_csv(report).encode())):
+        if path is not None:
+            _write(path, content)
+    print_report(settings, report)
+    if ended is not None:
+        raise ended
+
+
+def traces_of(names: Sequence[str], *, requests: int | None, block_tokens: int | None, seed: int) -> Trace:
+    """One trace of all that was named.
+
+    Raises:
+        InvalidArgumentError, NotFoundError: as loading and composing do.
+    """
+    from saltern.cli.trace_parts import parse_tenant
+    from saltern.traces import compose
+    from saltern.traces.compositions import Composition, build, read_composition
+    from saltern.traces.load import load_trace
+    from saltern.traces.options import LoadOptions
+    from saltern.traces.request import Identity
+
+    if len(names) == 1 and names[0].endswith((".yaml", ".yml")):
+        path = Path(names[0])
+        trace = build(read_composition(path), path.parent)
+    elif len(names) == 1 and "=" not in names[0]:
+        trace = load_trace(Path(names[0]), LoadOptions(block_tokens=block_tokens, seed=seed))
+    else:
+        parts = [parse_tenant(name if "=" in name else f"{_stem(name)}={name}") for name in names]
+        if len(dict(parts)) < len(parts):
+            raise InvalidArgumentError(
+                "two traces of one name", reason="INVALID_COMPOSITION", hint="name them apart: NAME=FILE"
+            )
+        trace = build(Composition(tenants=dict(parts), block_tokens=block_tokens, seed=seed), Path())
+    if block_tokens is not None and trace.identity is not Identity.NONE and trace.block_tokens != block_tokens:
+        trace = compose.reblock(trace, block_tokens)
+    return trace if requests is None else compose.take(trace, requests)
+
+
+def _stem(name: str) -> str:
+    """A tenant's name for a file that has none."""
+    stem = Path(name).name.partition(".")[0].lower()
+    return "".join(letter if letter.isalnum() else "-" for letter in stem).strip("-") or "trace"
+
+
+def _setup(options: dict[str, Any], seed: int) -> ReplaySetup:
+    from saltern.replay.profiles import builtin_profiles, read_profiles
+    from saltern.replay.setup import ReplaySetup, Restart, Routing, Slo, ToolDelays, Use
+
+    profiles = builtin_profiles()
+    for path in options["profiles"]:
+        profiles = read_profiles(path).over(profiles)
+    return ReplaySetup(
+        model=profiles.model(options["model"]),
+        hardware=profiles.machine(options["hardware"]),
+        nodes=options["nodes"],
+        node_bytes=options["node_memory"],
+        engines=options["engines"],
+        routing=Routing(options["routing"]),
+        engine_cache_tokens=options["engine_cache_tokens"],
+        quotas=dict(map(parse_quota, options["quotas"])),
+        eviction=options["eviction"],
+        reservations=options["reservations"],
+        use=Use(options["use"]),
+        slo=Slo(ttft_s=options["slo_ttft"], end_to_end_s=options["slo_end_to_end"]),
+        delays=ToolDelays(scale=options["think_scale"], cap_s=options["think_cap"]),
+        restart=Restart(options["restart"]),
+        restart_s=options["restart_seconds"],
+        seed=seed,
+    ).checked()
+
+
+def parse_quota(text: str) -> tuple[str, TenantQuota]:
+    """``TENANT,reserved=SIZE,limit=SIZE,weight=N`` as (tenant, quota).
+
+    Raises:
+        InvalidArgumentError: another form, or a size or weight that is none.
+    """
+    from saltern.replay.setup import TenantQuota
+    from saltern.sizes import parse_size
+
+    tenant, *settings = text.split(",")
+    found: dict[str, int] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key in ("reserved", "limit"):
+            found[f"{key}_bytes"] = parse_size(value)
+        elif key == "weight" and value.isdecimal() and 1 <= int(value) <= 1000:
+            found["weight"] = int(value)
+        else:
+            raise InvalidArgumentError(
+                f"--quota {text!r} has {setting!r}",
+                reason="INVALID_REPLAY",
+                hint="write TENANT,reserved=SIZE,limit=SIZE,weight=1..1000",
+            )
+    return tenant, TenantQuota(**found)
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"cannot write {str(path)!r} ({error.strerror})", reason="CANNOT_WRITE", hint="name another file"
+        ) from None

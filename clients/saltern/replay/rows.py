@@ -1,0 +1,170 @@
+"""A report as rows: the same ones for the terminal, CSV and HTML, each with what it is and how to read it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Final
+
+from saltern.replay.results import Column, ColumnResult, ReplayReport, TenantResult
+
+Value = float | int | None
+
+
+class Unit(StrEnum):
+    COUNT = "count"
+    RATE = "rate"
+    SECONDS = "seconds"
+    BYTES = "bytes"
+    PER_S = "per second"
+    USD = "USD"
+    RATIO = "ratio"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of every column.
+
+    Attributes:
+        key: its name in CSV.
+        label: its name for people.
+        value: of one column; None where it is not known.
+    """
+
+    key: str
+    label: str
+    unit: Unit
+    value: Callable[[ColumnResult], Value]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRow:
+    """One figure of every tenant in one column."""
+
+    key: str
+    label: str
+    unit: Unit
+    value: Callable[[TenantResult], Value]
+
+
+def _cached(value: Callable[[ColumnResult], Value]) -> Callable[[ColumnResult], Value]:
+    """What has no meaning without a cache is not known there."""
+    return lambda result: None if result.column is Column.NO_CACHE else value(result)
+
+
+ROWS: Final = (
+    Row("completions", "completions", Unit.COUNT, lambda r: r.requests),
+    Row("shed", "turned away (queue full)", Unit.COUNT, lambda r: r.shed),
+    Row("within_slo", "completions within target", Unit.COUNT, lambda r: r.within_slo),
+    Row("goodput_per_s", "goodput, within target", Unit.PER_S, lambda r: r.goodput_per_s),
+    Row("prompt_tokens", "prompt tokens", Unit.COUNT, lambda r: r.prompt_tokens),
+    Row("hit_tokens", "prefill tokens skipped", Unit.COUNT, _cached(lambda r: r.hit_tokens)),
+    Row("engine_hit_tokens", "skipped by engines' own cache", Unit.COUNT, lambda r: r.engine_hit_tokens),
+    Row("hit_rate", "hit rate", Unit.RATE, _cached(lambda r: r.hit_rate)),
+    Row("share_of_infinite", "  share of an infinite cache's", Unit.RATE, lambda r: r.share_of_infinite),
+    Row("share_of_opt", "  share of OPT's", Unit.RATE, lambda r: r.share_of_opt),
+    Row("ttft_p50_s", "TTFT p50", Unit.SECONDS, lambda r: r.ttft.p50_s),
+    Row("ttft_p95_s", "TTFT p95", Unit.SECONDS, lambda r: r.ttft.p95_s),
+    Row("ttft_p99_s", "TTFT p99", Unit.SECONDS, lambda r: r.ttft.p99_s),
+    Row("end_to_end_p50_s", "end to end p50", Unit.SECONDS, lambda r: r.end_to_end.p50_s),
+    Row("end_to_end_p95_s", "end to end p95", Unit.SECONDS, lambda r: r.end_to_end.p95_s),
+    Row("end_to_end_p99_s", "end to end p99", Unit.SECONDS, lambda r: r.end_to_end.p99_s),
+    Row("queue_s", "waiting for an engine, mean", Unit.SECONDS, lambda r: _mean(r.queue_s, r)),
+    Row("transfer_s", "transfer, mean", Unit.SECONDS, _cached(lambda r: _mean(r.transfer_s, r))),
+    Row("prefill_s", "prefill, mean", Unit.SECONDS, lambda r: _mean(r.prefill_s, r)),
+    Row("read_bytes", "read from nodes", Unit.BYTES, _cached(lambda r: r.read_bytes)),
+    Row("written_bytes", "written to nodes", Unit.BYTES, _cached(lambda r: r.written_bytes)),
+    Row("read_s", "  links busy with reads", Unit.SECONDS, _cached(lambda r: r.read_s)),
+    Row("written_s", "  links busy with writes", Unit.SECONDS, _cached(lambda r: r.written_s)),
+    Row("evictions", "evictions", Unit.COUNT, _cached(lambda r: sum(r.evictions_by_cause.values()))),
+    Row("min_rho", "least rho of a tenant", Unit.RATIO, lambda r: r.min_rho),
+    Row("cost_per_completion_usd", "cost per completion in target", Unit.USD, lambda r: r.cost_per_completion_usd),
+    Row("relative_cost", "  beside no-cache", Unit.RATIO, lambda r: r.relative_cost),
+)
+
+TENANT_ROWS: Final = (
+    TenantRow("requests", "requests", Unit.COUNT, lambda t: t.requests),
+    TenantRow("prompt_tokens", "prompt tokens", Unit.COUNT, lambda t: t.prompt_tokens),
+    TenantRow("hit_rate", "hit rate", Unit.RATE, lambda t: t.hit_rate),
+    TenantRow("alone_hit_rate", "alone", Unit.RATE, lambda t: t.alone_hit_rate),
+    TenantRow("rho", "rho", Unit.RATIO, lambda t: t.rho),
+    TenantRow("slowdown", "slowdown", Unit.RATIO, lambda t: t.slowdown),
+    TenantRow("occupancy_share", "share of memory", Unit.RATE, lambda t: t.occupancy_share),
+    TenantRow("ttft_p95_s", "TTFT p95", Unit.SECONDS, lambda t: t.ttft.p95_s),
+    TenantRow("within_slo", "within target", Unit.COUNT, lambda t: t.within_slo),
+)
+
+
+def _mean(total_s: float, result: ColumnResult) -> float | None:
+    return total_s / result.requests if result.requests else None
+
+
+def eviction_rows(report: ReplayReport) -> list[Row]:
+    """Evictions by cause, for the causes that there were."""
+    causes = sorted({cause for result in report.columns for cause in result.evictions_by_cause})
+    return [
+        Row(f"evictions_{cause}", f"  {cause}", Unit.COUNT, _cached(partial(_evicted_for, cause))) for cause in causes
+    ]
+
+
+def _evicted_for(cause: str, result: ColumnResult) -> int:
+    return result.evictions_by_cause.get(cause, 0)
+
+
+def all_rows(report: ReplayReport) -> list[Row]:
+    """The rows of a report: the causes of evictions stand below their sum."""
+    at = next(number for number, row in enumerate(ROWS) if row.key == "evictions") + 1
+    return [*ROWS[:at], *eviction_rows(report), *ROWS[at:]]
+
+
+def cell(value: Value, unit: Unit) -> str:
+    """A figure for people; what is not known is a dash, and never a zero."""
+    if value is None:
+        return "-"
+    match unit:
+        case Unit.COUNT:
+            return f"{value:,.0f}"
+        case Unit.RATE:
+            return f"{value:.4f}"
+        case Unit.SECONDS:
+            return f"{value:,.3f} s" if value < 1000 else f"{value:,.0f} s"
+        case Unit.BYTES:
+            return _size(float(value))
+        case Unit.USD:
+            return f"{value:.5f} USD"
+        case Unit.PER_S | Unit.RATIO:
+            return f"{value:.3f}"
+
+
+def _size(value: float) -> str:
+    for name in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000:
+            return f"{value:.3g} {name}"
+        value /= 1000
+    return f"{value:,.3g} PB"
+
+
+def to_csv(report: ReplayReport) -> str:
+    """One line for each figure: engine, column, tenant (empty for all), what it is, unit, value (empty: not known)."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["engine", "trace_sha256", "column", "complete", "tenant", "figure", "unit", "value"])
+    for result in report.columns:
+        head = [str(report.engine), report.trace.sha256, str(result.column), str(result.complete).lower()]
+        for tenant, figure, unit, value in _figures(report, result):
+            lines.writerow([*head, tenant, figure, str(unit), "" if value is None else value])
+    return text.getvalue()
+
+
+def _figures(report: ReplayReport, result: ColumnResult) -> Iterator[tuple[str, str, Unit, Value]]:
+    for row in all_rows(report):
+        yield "", row.key, row.unit, row.value(result)
+    for name, tenant in result.tenants.items():
+        for tenant_row in TENANT_ROWS:
+            yield name, tenant_row.key, tenant_row.unit, tenant_row.value(tenant)
+        for taker, count in tenant.evicted_by.items():
+            yield name, f"evicted_by:{taker}", Unit.COUNT, count
