@@ -1,7 +1,8 @@
-"""The exchange of an API key for a :class:`~saltern.credentials.Grant`, over gRPC."""
+"""The exchange of an API key, or of a token that was handed over, for a :class:`~saltern.grant.Grant`, over gRPC."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
@@ -53,17 +54,59 @@ def exchange_api_key(
     return grant_from_response(response, namespace)
 
 
-def grant_from_response(response: auth_pb2.ExchangeApiKeyResponse, namespace: NamespaceId) -> Grant:
-    """Check and convert an answer of the control plane; raises InternalError where it breaks the contract."""
+@dataclass(frozen=True, slots=True)
+class TokenGrant:
+    """What a token is good for.
+
+    Attributes:
+        grant: with the token itself; its salts are narrowed as the token is.
+        can_write: whether the token's role may store entries.
+    """
+
+    grant: Grant
+    can_write: bool
+
+
+def exchange_token(control: str, access_token: str, *, timeout_ms: int, tls: ClientTls | None = None) -> TokenGrant:
+    """Ask AuthService.ExchangeToken what a token for nodes is good for; so also whether it still is.
+
+    Raises:
+        UnauthenticatedError: it does not verify, has expired or was revoked, or its API key was.
+        PermissionDeniedError, FailedPreconditionError: its namespace is gone, its tenant suspended.
+        SalternError: what else the control plane answered, or UnavailableError or DeadlineExceededError of the channel.
+    """
+    request = auth_pb2.ExchangeTokenRequest(access_token=access_token)
+    with open_channel(control, tls, ()) as channel:
+        try:
+            response = AuthServiceStub(channel).ExchangeToken(request, timeout=timeout_ms / 1000)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, endpoint=control) from None
+    grant = grant_from_response(response, NamespaceId(response.namespace_id), access_token=access_token)
+    return TokenGrant(grant, response.can_write)
+
+
+def grant_from_response(
+    response: auth_pb2.ExchangeApiKeyResponse | auth_pb2.ExchangeTokenResponse,
+    namespace: NamespaceId,
+    *,
+    access_token: str = "",
+) -> Grant:
+    """Check and convert an answer of the control plane; raises InternalError where it breaks the contract.
+
+    Args:
+        access_token: the one that was exchanged; empty where the answer brings one.
+    """
+    if isinstance(response, auth_pb2.ExchangeApiKeyResponse):
+        access_token = response.access_token
     salts = tuple(EpochSalt(salt.epoch, SaltKey(salt.key)) for salt in response.salt_keys)
-    if not response.access_token or not salts or any(len(salt.key) != KEY_BYTES for salt in salts):
+    if not access_token or not salts or any(len(salt.key) != KEY_BYTES for salt in salts):
         raise InternalError(
             "the control plane's answer holds no token or no usable salt key",
             reason="BAD_EXCHANGE_RESPONSE",
             hint="check that the control plane is of the same release as this client",
         )
     return Grant(
-        access_token=response.access_token,
+        access_token=access_token,
         expires_at_s=response.expire_time.seconds + response.expire_time.nanos / 1e9,
         tenant=TenantId(response.tenant_id),
         namespace=namespace,

@@ -38,6 +38,7 @@ from saltern.names import (
     parse_namespace_id,
     parse_sharing_group_name,
 )
+from tenants.roles import PERMISSIONS, Permission
 from tenants.salts import parse_scope_id
 from tenants.tokens import Audience
 
@@ -206,6 +207,7 @@ def _encode_token_grant(granted: TokenGrant) -> auth_pb2.ExchangeTokenResponse:
         project_id=grant.narrowing.project,
         user_id=grant.narrowing.user,
         session_id=grant.narrowing.session,
+        can_write=Permission.ENTRIES_WRITE in PERMISSIONS[granted.claims.role],
     )
     response.expire_time.FromSeconds(granted.claims.expires_at_s)
     return response

@@ -72,6 +72,9 @@ async def test_i2_a_token_gives_what_came_with_it_to_whoever_holds_it(control: C
     ):
         assert getattr(answer, name) == getattr(given, name), name
     assert (answer.namespace_id, answer.project_id, answer.user_id, answer.session_id) == ("chat", "", "", "")
+    assert answer.can_write
+    reader = await control.add_api_key(credentials_pb2.ROLE_READER, "acme", "reader")
+    assert not (await exchange(control, (await control.exchange(reader, "chat")).access_token)).can_write
 
 
 async def test_i2_a_narrowed_token_gives_its_own_salts_only(control: Control) -> None:

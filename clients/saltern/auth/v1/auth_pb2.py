@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asaltern/auth/v1/auth.proto\x12\x0fsaltern.auth.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbb\x01\n\x15\x45xchangeApiKeyRequest\x12\x0f\n\x07\x61pi_key\x18\x01 \x01(\t\x12+\n\x08\x61udience\x18\x02 \x01(\x0e\x32\x19.saltern.auth.v1.Audience\x12\x14\n\x0cnamespace_id\x18\x03 \x01(\t\x12\x15\n\rsharing_group\x18\x04 \x01(\t\x12\x12\n\nproject_id\x18\x05 \x01(\t\x12\x0f\n\x07user_id\x18\x06 \x01(\t\x12\x12\n\nsession_id\x18\x07 \x01(\t\"%\n\x07SaltKey\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x0b\n\x03key\x18\x02 \x01(\x0c\"\x9c\x01\n\x0cNodeEndpoint\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rwire_endpoint\x18\x02 \x01(\t\x12\x10\n\x08shm_path\x18\x03 \x01(\t\x12\x15\n\rgrpc_endpoint\x18\x04 \x01(\t\x12\x0f\n\x07host_id\x18\x05 \x01(\t\x12\x17\n\x0ftls_server_name\x18\x06 \x01(\t\x12\x11\n\tread_only\x18\x07 \x01(\x08\"\xae\x02\n\x16\x45xchangeApiKeyResponse\x12\x14\n\x0c\x61\x63\x63\x65ss_token\x18\x01 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\ttenant_id\x18\x03 \x01(\t\x12+\n\tsalt_keys\x18\x04 \x03(\x0b\x32\x18.saltern.auth.v1.SaltKey\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x06 \x01(\x05\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x03\x12,\n\x05nodes\x18\x08 \x03(\x0b\x32\x1d.saltern.auth.v1.NodeEndpoint\x12\x19\n\x11sharing_group_uid\x18\t \x01(\t\"e\n\x14\x45xchangeTokenRequest\x12\x14\n\x0c\x61\x63\x63\x65ss_token\x18\x01 \x01(\t\x12\x12\n\nproject_id\x18\x02 \x01(\t\x12\x0f\n\x07user_id\x18\x03 \x01(\t\x12\x12\n\nsession_id\x18\x04 \x01(\t\"\xe6\x02\n\x15\x45xchangeTokenResponse\x12/\n\x0b\x65xpire_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x14\n\x0cnamespace_id\x18\x03 \x01(\t\x12+\n\tsalt_keys\x18\x04 \x03(\x0b\x32\x18.saltern.auth.v1.SaltKey\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x06 \x01(\x05\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x03\x12,\n\x05nodes\x18\x08 \x03(\x0b\x32\x1d.saltern.auth.v1.NodeEndpoint\x12\x19\n\x11sharing_group_uid\x18\t \x01(\t\x12\x12\n\nproject_id\x18\n \x01(\t\x12\x0f\n\x07user_id\x18\x0b \x01(\t\x12\x12\n\nsession_id\x18\x0c \x01(\t\"J\n\x1bRedeemBootstrapTokenRequest\x12\x17\n\x0f\x62ootstrap_token\x18\x01 \x01(\t\x12\x12\n\napi_key_id\x18\x02 \x01(\t\"D\n\x1cRedeemBootstrapTokenResponse\x12\x14\n\x0c\x61pi_key_name\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t\"\x12\n\x10GetKeySetRequest\"X\n\nJsonWebKey\x12\x0b\n\x03kid\x18\x01 \x01(\t\x12\x0b\n\x03kty\x18\x02 \x01(\t\x12\x0b\n\x03\x63rv\x18\x03 \x01(\t\x12\t\n\x01x\x18\x04 \x01(\t\x12\x0b\n\x03\x61lg\x18\x05 \x01(\t\x12\x0b\n\x03use\x18\x06 \x01(\t\"C\n\x06KeySet\x12\x0e\n\x06issuer\x18\x01 \x01(\t\x12)\n\x04keys\x18\x02 \x03(\x0b\x32\x1b.saltern.auth.v1.JsonWebKey*M\n\x08\x41udience\x12\x18\n\x14\x41UDIENCE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41UDIENCE_CONTROL\x10\x01\x12\x11\n\rAUDIENCE_NODE\x10\x02\x32\x8e\x03\n\x0b\x41uthService\x12\x61\n\x0e\x45xchangeApiKey\x12&.saltern.auth.v1.ExchangeApiKeyRequest\x1a\'.saltern.auth.v1.ExchangeApiKeyResponse\x12^\n\rExchangeToken\x12%.saltern.auth.v1.ExchangeTokenRequest\x1a&.saltern.auth.v1.ExchangeTokenResponse\x12s\n\x14RedeemBootstrapToken\x12,.saltern.auth.v1.RedeemBootstrapTokenRequest\x1a-.saltern.auth.v1.RedeemBootstrapTokenResponse\x12G\n\tGetKeySet\x12!.saltern.auth.v1.GetKeySetRequest\x1a\x17.saltern.auth.v1.KeySetb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asaltern/auth/v1/auth.proto\x12\x0fsaltern.auth.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbb\x01\n\x15\x45xchangeApiKeyRequest\x12\x0f\n\x07\x61pi_key\x18\x01 \x01(\t\x12+\n\x08\x61udience\x18\x02 \x01(\x0e\x32\x19.saltern.auth.v1.Audience\x12\x14\n\x0cnamespace_id\x18\x03 \x01(\t\x12\x15\n\rsharing_group\x18\x04 \x01(\t\x12\x12\n\nproject_id\x18\x05 \x01(\t\x12\x0f\n\x07user_id\x18\x06 \x01(\t\x12\x12\n\nsession_id\x18\x07 \x01(\t\"%\n\x07SaltKey\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x0b\n\x03key\x18\x02 \x01(\x0c\"\x9c\x01\n\x0cNodeEndpoint\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rwire_endpoint\x18\x02 \x01(\t\x12\x10\n\x08shm_path\x18\x03 \x01(\t\x12\x15\n\rgrpc_endpoint\x18\x04 \x01(\t\x12\x0f\n\x07host_id\x18\x05 \x01(\t\x12\x17\n\x0ftls_server_name\x18\x06 \x01(\t\x12\x11\n\tread_only\x18\x07 \x01(\x08\"\xae\x02\n\x16\x45xchangeApiKeyResponse\x12\x14\n\x0c\x61\x63\x63\x65ss_token\x18\x01 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\ttenant_id\x18\x03 \x01(\t\x12+\n\tsalt_keys\x18\x04 \x03(\x0b\x32\x18.saltern.auth.v1.SaltKey\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x06 \x01(\x05\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x03\x12,\n\x05nodes\x18\x08 \x03(\x0b\x32\x1d.saltern.auth.v1.NodeEndpoint\x12\x19\n\x11sharing_group_uid\x18\t \x01(\t\"e\n\x14\x45xchangeTokenRequest\x12\x14\n\x0c\x61\x63\x63\x65ss_token\x18\x01 \x01(\t\x12\x12\n\nproject_id\x18\x02 \x01(\t\x12\x0f\n\x07user_id\x18\x03 \x01(\t\x12\x12\n\nsession_id\x18\x04 \x01(\t\"\xf9\x02\n\x15\x45xchangeTokenResponse\x12/\n\x0b\x65xpire_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x14\n\x0cnamespace_id\x18\x03 \x01(\t\x12+\n\tsalt_keys\x18\x04 \x03(\x0b\x32\x18.saltern.auth.v1.SaltKey\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x06 \x01(\x05\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x03\x12,\n\x05nodes\x18\x08 \x03(\x0b\x32\x1d.saltern.auth.v1.NodeEndpoint\x12\x19\n\x11sharing_group_uid\x18\t \x01(\t\x12\x12\n\nproject_id\x18\n \x01(\t\x12\x0f\n\x07user_id\x18\x0b \x01(\t\x12\x12\n\nsession_id\x18\x0c \x01(\t\x12\x11\n\tcan_write\x18\r \x01(\x08\"J\n\x1bRedeemBootstrapTokenRequest\x12\x17\n\x0f\x62ootstrap_token\x18\x01 \x01(\t\x12\x12\n\napi_key_id\x18\x02 \x01(\t\"D\n\x1cRedeemBootstrapTokenResponse\x12\x14\n\x0c\x61pi_key_name\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t\"\x12\n\x10GetKeySetRequest\"X\n\nJsonWebKey\x12\x0b\n\x03kid\x18\x01 \x01(\t\x12\x0b\n\x03kty\x18\x02 \x01(\t\x12\x0b\n\x03\x63rv\x18\x03 \x01(\t\x12\t\n\x01x\x18\x04 \x01(\t\x12\x0b\n\x03\x61lg\x18\x05 \x01(\t\x12\x0b\n\x03use\x18\x06 \x01(\t\"C\n\x06KeySet\x12\x0e\n\x06issuer\x18\x01 \x01(\t\x12)\n\x04keys\x18\x02 \x03(\x0b\x32\x1b.saltern.auth.v1.JsonWebKey*M\n\x08\x41udience\x12\x18\n\x14\x41UDIENCE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41UDIENCE_CONTROL\x10\x01\x12\x11\n\rAUDIENCE_NODE\x10\x02\x32\x8e\x03\n\x0b\x41uthService\x12\x61\n\x0e\x45xchangeApiKey\x12&.saltern.auth.v1.ExchangeApiKeyRequest\x1a\'.saltern.auth.v1.ExchangeApiKeyResponse\x12^\n\rExchangeToken\x12%.saltern.auth.v1.ExchangeTokenRequest\x1a&.saltern.auth.v1.ExchangeTokenResponse\x12s\n\x14RedeemBootstrapToken\x12,.saltern.auth.v1.RedeemBootstrapTokenRequest\x1a-.saltern.auth.v1.RedeemBootstrapTokenResponse\x12G\n\tGetKeySet\x12!.saltern.auth.v1.GetKeySetRequest\x1a\x17.saltern.auth.v1.KeySetb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'saltern.auth.v1.auth_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_AUDIENCE']._serialized_start=1562
-  _globals['_AUDIENCE']._serialized_end=1639
+  _globals['_AUDIENCE']._serialized_start=1581
+  _globals['_AUDIENCE']._serialized_end=1658
   _globals['_EXCHANGEAPIKEYREQUEST']._serialized_start=81
   _globals['_EXCHANGEAPIKEYREQUEST']._serialized_end=268
   _globals['_SALTKEY']._serialized_start=270
@@ -45,17 +45,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXCHANGETOKENREQUEST']._serialized_start=773
   _globals['_EXCHANGETOKENREQUEST']._serialized_end=874
   _globals['_EXCHANGETOKENRESPONSE']._serialized_start=877
-  _globals['_EXCHANGETOKENRESPONSE']._serialized_end=1235
-  _globals['_REDEEMBOOTSTRAPTOKENREQUEST']._serialized_start=1237
-  _globals['_REDEEMBOOTSTRAPTOKENREQUEST']._serialized_end=1311
-  _globals['_REDEEMBOOTSTRAPTOKENRESPONSE']._serialized_start=1313
-  _globals['_REDEEMBOOTSTRAPTOKENRESPONSE']._serialized_end=1381
-  _globals['_GETKEYSETREQUEST']._serialized_start=1383
-  _globals['_GETKEYSETREQUEST']._serialized_end=1401
-  _globals['_JSONWEBKEY']._serialized_start=1403
-  _globals['_JSONWEBKEY']._serialized_end=1491
-  _globals['_KEYSET']._serialized_start=1493
-  _globals['_KEYSET']._serialized_end=1560
-  _globals['_AUTHSERVICE']._serialized_start=1642
-  _globals['_AUTHSERVICE']._serialized_end=2040
+  _globals['_EXCHANGETOKENRESPONSE']._serialized_end=1254
+  _globals['_REDEEMBOOTSTRAPTOKENREQUEST']._serialized_start=1256
+  _globals['_REDEEMBOOTSTRAPTOKENREQUEST']._serialized_end=1330
+  _globals['_REDEEMBOOTSTRAPTOKENRESPONSE']._serialized_start=1332
+  _globals['_REDEEMBOOTSTRAPTOKENRESPONSE']._serialized_end=1400
+  _globals['_GETKEYSETREQUEST']._serialized_start=1402
+  _globals['_GETKEYSETREQUEST']._serialized_end=1420
+  _globals['_JSONWEBKEY']._serialized_start=1422
+  _globals['_JSONWEBKEY']._serialized_end=1510
+  _globals['_KEYSET']._serialized_start=1512
+  _globals['_KEYSET']._serialized_end=1579
+  _globals['_AUTHSERVICE']._serialized_start=1661
+  _globals['_AUTHSERVICE']._serialized_end=2059
 # @@protoc_insertion_point(module_scope)

@@ -255,6 +255,7 @@ class ExchangeTokenResponse(_message.Message):
     PROJECT_ID_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
+    CAN_WRITE_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     """{tenant}"""
     namespace_id: _builtins.str
@@ -268,6 +269,8 @@ class ExchangeTokenResponse(_message.Message):
     """What the salt keys are narrowed to; empty where they are not."""
     user_id: _builtins.str
     session_id: _builtins.str
+    can_write: _builtins.bool
+    """Whether the token's role may store entries; one that may not reads only."""
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """Of the token."""
@@ -295,10 +298,11 @@ class ExchangeTokenResponse(_message.Message):
         project_id: _builtins.str = ...,
         user_id: _builtins.str = ...,
         session_id: _builtins.str = ...,
+        can_write: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_tokens", b"block_tokens", "expire_time", b"expire_time", "model_fingerprint", b"model_fingerprint", "namespace_id", b"namespace_id", "nodes", b"nodes", "project_id", b"project_id", "salt_keys", b"salt_keys", "session_id", b"session_id", "sharing_group_uid", b"sharing_group_uid", "tenant_id", b"tenant_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_tokens", b"block_tokens", "can_write", b"can_write", "expire_time", b"expire_time", "model_fingerprint", b"model_fingerprint", "namespace_id", b"namespace_id", "nodes", b"nodes", "project_id", b"project_id", "salt_keys", b"salt_keys", "session_id", b"session_id", "sharing_group_uid", b"sharing_group_uid", "tenant_id", b"tenant_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
