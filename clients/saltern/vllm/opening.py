@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from saltern.errors import FailedPreconditionError
 from saltern.vllm.options import ConnectorOptions
+from saltern.vllm.request_tenancy import HandedCredentials, RequestTenancy
 from saltern.vllm.tenancy import InstanceTenancy, Tenancy
 
 if TYPE_CHECKING:
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 #: For the first session with a node; a node that is not there is no reason to wait.
 _FIRST_SESSION_MS: Final = 1000.0
+#: To hear what a token is good for.
+_EXCHANGE_MS: Final = 5000
+#: Of a lookup's time may pass for the verification of a token that is seen for the first time.
+_WAIT_PART: Final = 0.8
 
 
 def open_tenancy(options: ConnectorOptions, environment: Mapping[str, str]) -> Tenancy:
@@ -38,6 +43,32 @@ def open_tenancy(options: ConnectorOptions, environment: Mapping[str, str]) -> T
         what=f"namespace {options.namespace!r} at {options.control}",
         require_cache_salt=options.require_cache_salt,
         wait_s=options.open_wait_ms / 1000,
+    )
+
+
+def _open_request_tenancy(options: ConnectorOptions) -> RequestTenancy:
+    from saltern.client import Client
+    from saltern.exchange import TokenGrant, exchange_token
+    from saltern.tls import client_tls_from_environment
+    from saltern.vllm.token_seal import TokenSeal
+
+    tls = client_tls_from_environment()
+
+    def exchange(token: str) -> TokenGrant:
+        return exchange_token(options.control, token, timeout_ms=_EXCHANGE_MS, tls=tls)
+
+    def open_client(credentials: HandedCredentials) -> Client:
+        return Client.from_credentials(
+            credentials, transport=options.transport, sessions_max=_sessions(options), tls=tls
+        )
+
+    return RequestTenancy(
+        exchange,
+        open_client,
+        seal=TokenSeal.from_file(Path(options.seal_key_file)) if options.seal_key_file else None,
+        accept_plain=options.plain_tokens,
+        check_every_s=options.token_check_s,
+        wait_ms=options.lookup_deadline_ms * _WAIT_PART,
     )
 
 

@@ -1,8 +1,8 @@
 """``kv_connector_extra_config``, parsed strictly: an option that is not known is an error that names those that are.
 
 What is not given comes from the environment where the SDK and the CLI have a variable for it: ``SALTERN_CONTROL``,
-``SALTERN_API_KEY_FILE``, ``SALTERN_API_KEY``, ``SALTERN_NAMESPACE``, and the ``SALTERN_TLS_*`` of
-:mod:`saltern.tls`.
+``SALTERN_API_KEY_FILE``, ``SALTERN_API_KEY``, ``SALTERN_NAMESPACE``, ``SALTERN_GATEWAY_SEAL_KEY_FILE``, and the
+``SALTERN_TLS_*`` of :mod:`saltern.tls`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _FROM_ENVIRONMENT: Final = {
     "control": "SALTERN_CONTROL",
     "api_key_file": "SALTERN_API_KEY_FILE",
     "namespace": "SALTERN_NAMESPACE",
+    "seal_key_file": "SALTERN_GATEWAY_SEAL_KEY_FILE",
 }
 _MIB: Final = 1024 * 1024
 
@@ -36,6 +37,9 @@ class ConnectorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         namespace: whose namespace of that key's tenant; instance tenancy.
         project, sharing_group: narrow or widen the salt, as :class:`saltern.Client` does; instance tenancy.
         tenancy: ``instance``: one tenant for the whole engine; ``request``: whoever a request's token names.
+        seal_key_file: key file of the gateway, which seals the tokens of requests; request tenancy.
+        plain_tokens: tokens of requests count that are not sealed, too; vLLM may log them.
+        token_check_s: between two looks at a token that is used: so late a revocation is felt; request tenancy.
         require_cache_salt: a request without ``cache_salt`` gets no remote cache.
         transport: ``auto``, ``rdma``, ``shm`` or ``tcp``.
         load: ``async`` lets other requests run while one is loaded; ``sync`` loads before the forward pass.
@@ -60,6 +64,9 @@ class ConnectorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     project: str = ""
     sharing_group: str = ""
     tenancy: Literal["instance", "request"] = "instance"
+    seal_key_file: str = ""
+    plain_tokens: bool = False
+    token_check_s: Annotated[float, msgspec.Meta(ge=1, le=600)] = 30.0
     require_cache_salt: bool = False
     transport: Literal["auto", "rdma", "shm", "tcp"] = "auto"
     load: Literal["async", "sync"] = "async"
@@ -107,6 +114,11 @@ def parse_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> C
         if not getattr(options, name):
             variable = _FROM_ENVIRONMENT[name]
             raise _wrong(f"the option {name!r} is missing", f"give it in kv_connector_extra_config, or set {variable}")
+    if options.tenancy == "request" and not (options.seal_key_file or options.plain_tokens):
+        raise _wrong(
+            "the option 'seal_key_file' is missing",
+            "give it, or set SALTERN_GATEWAY_SEAL_KEY_FILE; or set plain_tokens",
+        )
     if options.tenancy == "instance" and not (options.api_key_file or environment.get("SALTERN_API_KEY")):
         raise _wrong("the option 'api_key_file' is missing", "give it, or set SALTERN_API_KEY_FILE or SALTERN_API_KEY")
     return options
