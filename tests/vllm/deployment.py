@@ -38,14 +38,18 @@ class Store:
             tenant, block_tokens=block_tokens, block_bytes=block_bytes, limit_bytes=limit_bytes
         )
 
-    def connector(self, **options: Any) -> KVTransferConfig:
-        """The engine's configuration, with these options over patient ones."""
+    def connector(self, *, policy: str = "recompute", **options: Any) -> KVTransferConfig:
+        """The engine's configuration, with these options over patient ones.
+
+        Args:
+            policy: what vLLM does with a request whose load failed.
+        """
         extra = {"control": self.stack.control, "namespace": "chat", "api_key_file": str(self.key_file)}
         return KVTransferConfig(
             kv_connector="SalternConnector",
             kv_connector_module_path="saltern.vllm.connector",
             kv_role="kv_both",
-            kv_load_failure_policy="recompute",
+            kv_load_failure_policy=policy,
             kv_connector_extra_config=extra | PATIENT | options,
         )
 
@@ -60,18 +64,26 @@ class Engines:
         self._made_of: tuple[object, ...] = ()
         self._engine: Engine | None = None
 
-    def get(self, store: Store | None = None, *, options: dict[str, Any] | None = None, **engine: Any) -> Engine:
+    def get(
+        self,
+        store: Store | None = None,
+        *,
+        options: dict[str, Any] | None = None,
+        policy: str = "recompute",
+        **engine: Any,
+    ) -> Engine:
         """An engine.
 
         Args:
             store: where its connector stores; None for none.
             options: of the connector.
+            policy: see :meth:`Store.connector`.
             engine: of vLLM, and ``model``.
         """
-        made_of = (store, repr(options), repr(sorted(engine.items())))
+        made_of = (store, repr(options), policy, repr(sorted(engine.items())))
         if self._engine is None or made_of != self._made_of:
             self.close()
-            connector = None if store is None else store.connector(**(options or {}))
+            connector = None if store is None else store.connector(policy=policy, **(options or {}))
             self._engine, self._made_of = Engine(connector, **engine), made_of
         return self._engine
 

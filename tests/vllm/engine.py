@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -61,18 +62,19 @@ def prompt(tokens: int, seed: int = 0, *, salt: str | None = "s", after: Sequenc
 class Engine:
     """One engine; at most one at a time in a process: vLLM keeps its connector and process groups in globals."""
 
-    def __init__(self, connector: KVTransferConfig | None = None, model: str = "llama", **options: Any) -> None:
+    def __init__(self, connector: KVTransferConfig | None = None, model: str | Path = "llama", **options: Any) -> None:
         """Start it.
 
         Args:
             connector: how it loads and saves; None for an engine that knows no store.
-            model: a name of :mod:`tests.vllm.models`.
+            model: a name of :mod:`tests.vllm.models`, or a folder.
             options: of vLLM's ``LLM``, over the defaults above.
         """
         arguments = {**_DEFAULTS, **options}
         if connector is not None:
             arguments["kv_transfer_config"] = connector
-        self._llm = vllm.LLM(model=str(model_path(model)), **arguments)
+        folder = model if isinstance(model, Path) else model_path(model)
+        self._llm = vllm.LLM(model=str(folder), **arguments)
         self._engine = self._llm.llm_engine
         self._core = self._engine.engine_core.engine_core  # type: ignore[attr-defined]  # the in-process client's
         self._next_id = 0
@@ -139,6 +141,11 @@ class Engine:
     @property
     def free_blocks(self) -> int:
         return int(self._core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    @property
+    def all_blocks(self) -> int:
+        """How many are free when nothing runs: one stands for "not held" and is never free."""
+        return int(self._core.scheduler.kv_cache_manager.block_pool.num_gpu_blocks) - 1
 
     @property
     def running_requests(self) -> int:

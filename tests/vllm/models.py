@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -24,12 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS_DIR = ROOT / "build" / "vllm-models"
 VOCABULARY = 512
 CONTEXT_TOKENS = 2048
-_LAYOUT = "4"  # part of the folder's name: what is made by older code is not taken for this code's
-_HIDDEN, _HEADS, _INNER = 128, 4, 256
+_LAYOUT = "5"  # part of the folder's name: what is made by older code is not taken for this code's
 _TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 _TEXT = ["the quick brown fox jumps over the lazy dog", "tenant salt cache block prefix hash", "one pan, one wall"]
 
 Weights = dict[str, torch.Tensor]
+Build = Callable[["_Random", "_Shape"], tuple[dict[str, Any], Weights]]
 
 
 class _Random:
@@ -42,14 +42,22 @@ class _Random:
         return torch.randn(*shape, generator=self._generator) * scale
 
 
-def _common_config(architecture: str, model_type: str, layers: int) -> dict[str, Any]:
+class _Shape(NamedTuple):
+    layers: int = 4
+    hidden: int = 128
+    heads: int = 4
+    kv_heads: int = 2
+    inner: int = 256
+
+
+def _common_config(architecture: str, model_type: str, shape: _Shape) -> dict[str, Any]:
     return {
         "architectures": [architecture],
         "model_type": model_type,
-        "hidden_size": _HIDDEN,
-        "intermediate_size": _INNER,
-        "num_hidden_layers": layers,
-        "num_attention_heads": _HEADS,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
         "vocab_size": VOCABULARY,
         "max_position_embeddings": CONTEXT_TOKENS,
         "rope_theta": 10000.0,
@@ -59,51 +67,51 @@ def _common_config(architecture: str, model_type: str, layers: int) -> dict[str,
     }
 
 
-def _mlp(prefix: str, random: _Random) -> Weights:
+def _mlp(prefix: str, random: _Random, shape: _Shape) -> Weights:
     return {
-        f"{prefix}mlp.gate_proj.weight": random(_INNER, _HIDDEN),
-        f"{prefix}mlp.up_proj.weight": random(_INNER, _HIDDEN),
-        f"{prefix}mlp.down_proj.weight": random(_HIDDEN, _INNER),
+        f"{prefix}mlp.gate_proj.weight": random(shape.inner, shape.hidden),
+        f"{prefix}mlp.up_proj.weight": random(shape.inner, shape.hidden),
+        f"{prefix}mlp.down_proj.weight": random(shape.hidden, shape.inner),
     }
 
 
-def _llama(random: _Random) -> tuple[dict[str, Any], Weights]:
-    layers, kv_heads, head = 4, 2, 32
-    config = _common_config("LlamaForCausalLM", "llama", layers) | {
-        "num_key_value_heads": kv_heads,
+def _llama(random: _Random, shape: _Shape) -> tuple[dict[str, Any], Weights]:
+    head = shape.hidden // shape.heads
+    config = _common_config("LlamaForCausalLM", "llama", shape) | {
+        "num_key_value_heads": shape.kv_heads,
         "head_dim": head,
         "rms_norm_eps": 1e-5,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
     }
     weights = {
-        "model.embed_tokens.weight": random(VOCABULARY, _HIDDEN, scale=1.0),
-        "model.norm.weight": torch.ones(_HIDDEN),
-        "lm_head.weight": random(VOCABULARY, _HIDDEN, scale=1.0),
+        "model.embed_tokens.weight": random(VOCABULARY, shape.hidden, scale=1.0),
+        "model.norm.weight": torch.ones(shape.hidden),
+        "lm_head.weight": random(VOCABULARY, shape.hidden, scale=1.0),
     }
-    for layer in range(layers):
+    for layer in range(shape.layers):
         prefix = f"model.layers.{layer}."
         weights |= {
-            f"{prefix}self_attn.q_proj.weight": random(_HEADS * head, _HIDDEN),
-            f"{prefix}self_attn.k_proj.weight": random(kv_heads * head, _HIDDEN),
-            f"{prefix}self_attn.v_proj.weight": random(kv_heads * head, _HIDDEN),
-            f"{prefix}self_attn.o_proj.weight": random(_HIDDEN, _HEADS * head),
-            f"{prefix}input_layernorm.weight": torch.ones(_HIDDEN),
-            f"{prefix}post_attention_layernorm.weight": torch.ones(_HIDDEN),
-            **_mlp(prefix, random),
+            f"{prefix}self_attn.q_proj.weight": random(shape.hidden, shape.hidden),
+            f"{prefix}self_attn.k_proj.weight": random(shape.kv_heads * head, shape.hidden),
+            f"{prefix}self_attn.v_proj.weight": random(shape.kv_heads * head, shape.hidden),
+            f"{prefix}self_attn.o_proj.weight": random(shape.hidden, shape.hidden),
+            f"{prefix}input_layernorm.weight": torch.ones(shape.hidden),
+            f"{prefix}post_attention_layernorm.weight": torch.ones(shape.hidden),
+            **_mlp(prefix, random, shape),
         }
     return config, weights
 
 
-def _latent(random: _Random) -> tuple[dict[str, Any], Weights]:
+def _latent(random: _Random, shape: _Shape) -> tuple[dict[str, Any], Weights]:
     """DeepSeek-V2's attention: one latent row for all heads, which every rank keeps whole."""
-    layers, latent, nope, rope, value = 2, 512, 128, 64, 128
-    config = _common_config("DeepseekV2ForCausalLM", "deepseek_v2", layers) | {
-        "num_key_value_heads": _HEADS,
+    latent, nope, rope, value = 512, 128, 64, 128
+    config = _common_config("DeepseekV2ForCausalLM", "deepseek_v2", shape) | {
+        "num_key_value_heads": shape.heads,
         "moe_intermediate_size": 64,
         "n_routed_experts": 4,
         "n_shared_experts": 1,
-        "first_k_dense_replace": layers,  # no experts: they have no CPU kernel and no part in the cache
+        "first_k_dense_replace": shape.layers,  # no experts: they have no CPU kernel and no part in the cache
         "moe_layer_freq": 1,
         "num_experts_per_tok": 2,
         "q_lora_rank": None,
@@ -117,34 +125,34 @@ def _latent(random: _Random) -> tuple[dict[str, Any], Weights]:
         "torch_dtype": "bfloat16",
     }
     weights = {
-        "model.embed_tokens.weight": random(VOCABULARY, _HIDDEN, scale=1.0),
-        "model.norm.weight": torch.ones(_HIDDEN),
-        "lm_head.weight": random(VOCABULARY, _HIDDEN, scale=1.0),
+        "model.embed_tokens.weight": random(VOCABULARY, shape.hidden, scale=1.0),
+        "model.norm.weight": torch.ones(shape.hidden),
+        "lm_head.weight": random(VOCABULARY, shape.hidden, scale=1.0),
     }
-    for layer in range(layers):
+    for layer in range(shape.layers):
         prefix = f"model.layers.{layer}."
         weights |= {
-            f"{prefix}self_attn.q_proj.weight": random(_HEADS * (nope + rope), _HIDDEN, scale=0.1),
-            f"{prefix}self_attn.kv_a_proj_with_mqa.weight": random(latent + rope, _HIDDEN),
+            f"{prefix}self_attn.q_proj.weight": random(shape.heads * (nope + rope), shape.hidden, scale=0.1),
+            f"{prefix}self_attn.kv_a_proj_with_mqa.weight": random(latent + rope, shape.hidden),
             f"{prefix}self_attn.kv_a_layernorm.weight": torch.ones(latent),
-            f"{prefix}self_attn.kv_b_proj.weight": random(_HEADS * (nope + value), latent, scale=0.1),
-            f"{prefix}self_attn.o_proj.weight": random(_HIDDEN, _HEADS * value),
-            f"{prefix}input_layernorm.weight": torch.ones(_HIDDEN),
-            f"{prefix}post_attention_layernorm.weight": torch.ones(_HIDDEN),
-            **_mlp(prefix, random),
+            f"{prefix}self_attn.kv_b_proj.weight": random(shape.heads * (nope + value), latent, scale=0.1),
+            f"{prefix}self_attn.o_proj.weight": random(shape.hidden, shape.heads * value),
+            f"{prefix}input_layernorm.weight": torch.ones(shape.hidden),
+            f"{prefix}post_attention_layernorm.weight": torch.ones(shape.hidden),
+            **_mlp(prefix, random, shape),
         }
     return config, {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
 
 
-def _windows(random: _Random) -> tuple[dict[str, Any], Weights]:
+def _windows(random: _Random, shape: _Shape) -> tuple[dict[str, Any], Weights]:
     """Gemma 3's: five layers that see 64 tokens and one that sees all, so two groups of KV cache."""
-    layers, kv_heads, head = 6, 2, 32
-    config = _common_config("Gemma3ForCausalLM", "gemma3_text", layers) | {
-        "num_key_value_heads": kv_heads,
+    head = 32
+    config = _common_config("Gemma3ForCausalLM", "gemma3_text", shape) | {
+        "num_key_value_heads": shape.kv_heads,
         "head_dim": head,
         "sliding_window": 64,
-        "sliding_window_pattern": layers,
-        "layer_types": ["sliding_attention"] * (layers - 1) + ["full_attention"],
+        "sliding_window_pattern": shape.layers,
+        "layer_types": ["sliding_attention"] * (shape.layers - 1) + ["full_attention"],
         "query_pre_attn_scalar": head,
         "rms_norm_eps": 1e-6,
         "rope_local_base_freq": 10000.0,
@@ -155,21 +163,21 @@ def _windows(random: _Random) -> tuple[dict[str, Any], Weights]:
     }
     weights = {
         # Weak, because outputs are read off the same matrix: a strong one would repeat the last token.
-        "model.embed_tokens.weight": random(VOCABULARY, _HIDDEN, scale=0.03),
-        "model.norm.weight": torch.zeros(_HIDDEN),  # Gemma's norms multiply by one more than their weight
+        "model.embed_tokens.weight": random(VOCABULARY, shape.hidden, scale=0.03),
+        "model.norm.weight": torch.zeros(shape.hidden),  # Gemma's norms multiply by one more than their weight
     }
-    for layer in range(layers):
+    for layer in range(shape.layers):
         prefix = f"model.layers.{layer}."
         norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
         weights |= {
-            f"{prefix}self_attn.q_proj.weight": random(_HEADS * head, _HIDDEN),
-            f"{prefix}self_attn.k_proj.weight": random(kv_heads * head, _HIDDEN),
-            f"{prefix}self_attn.v_proj.weight": random(kv_heads * head, _HIDDEN),
-            f"{prefix}self_attn.o_proj.weight": random(_HIDDEN, _HEADS * head),
+            f"{prefix}self_attn.q_proj.weight": random(shape.heads * head, shape.hidden),
+            f"{prefix}self_attn.k_proj.weight": random(shape.kv_heads * head, shape.hidden),
+            f"{prefix}self_attn.v_proj.weight": random(shape.kv_heads * head, shape.hidden),
+            f"{prefix}self_attn.o_proj.weight": random(shape.hidden, shape.heads * head),
             f"{prefix}self_attn.q_norm.weight": torch.zeros(head),
             f"{prefix}self_attn.k_norm.weight": torch.zeros(head),
-            **{f"{prefix}{norm}_layernorm.weight": torch.zeros(_HIDDEN) for norm in norms},
-            **_mlp(prefix, random),
+            **{f"{prefix}{norm}_layernorm.weight": torch.zeros(shape.hidden) for norm in norms},
+            **_mlp(prefix, random, shape),
         }
     return config, {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
 
@@ -197,9 +205,9 @@ def _write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def _write_model(build: Callable[[_Random], tuple[dict[str, Any], Weights]], seed: int) -> Callable[[Path], None]:
+def _write_model(build: Build, seed: int = 0, shape: _Shape = _Shape()) -> Callable[[Path], None]:  # noqa: B008
     def write(folder: Path) -> None:
-        config, weights = build(_Random(seed))
+        config, weights = build(_Random(seed), shape)
         _write_tokenizer(folder)
         (folder / "config.json").write_text(json.dumps(config))
         save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
@@ -216,7 +224,7 @@ def _write_lora(seed: int) -> Callable[[Path], None]:
         for layer in range(4):
             for name, rows in shapes.items():
                 prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-                weights[f"{prefix}.lora_A.weight"] = random(rank, _HIDDEN)
+                weights[f"{prefix}.lora_A.weight"] = random(rank, _Shape().hidden)
                 weights[f"{prefix}.lora_B.weight"] = random(rows, rank)
         save_file(weights, str(folder / "adapter_model.safetensors"))
         config = {
@@ -234,10 +242,12 @@ def _write_lora(seed: int) -> Callable[[Path], None]:
 
 
 _WRITERS: dict[str, Callable[[Path], None]] = {
-    "llama": _write_model(_llama, 0),
-    "llama-other-weights": _write_model(_llama, 1),
-    "mla": _write_model(_latent, 0),
-    "windows": _write_model(_windows, 0),
+    "llama": _write_model(_llama),
+    "llama-other-weights": _write_model(_llama, seed=1),
+    #: Wide enough that computing a block takes longer than storing it, as with models that people use.
+    "llama-bench": _write_model(_llama, shape=_Shape(hidden=768, heads=12, kv_heads=4, inner=2048)),
+    "mla": _write_model(_latent, shape=_Shape(layers=2)),
+    "windows": _write_model(_windows, shape=_Shape(layers=6)),
     "lora-a": _write_lora(10),
     "lora-b": _write_lora(11),
 }

@@ -110,6 +110,11 @@ class CacheNode:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
+    def restart_if_dead(self) -> None:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            self.start()
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         self.pause()

