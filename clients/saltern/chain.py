@@ -100,8 +100,8 @@ class Chain:
         self._hint = placement_hint
         self._reused_blocks = reused_blocks
         self._view: _View | None = None
-        self._keys: dict[EpochSalt, list[BlockKey]] = {}
-        self._keys_of(self._router.grant, self._router.grant.epoch)  # raises for hashes that are none
+        self._keys: dict[EpochSalt, dict[int, BlockKey]] = {}
+        keys.check(self._router.grant, self._hashes)
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -185,7 +185,7 @@ class Chain:
                 if epoch is not None
             ]
             count, failures = self._calls.delete(
-                {target: self._keys_of(grant, target.epoch) for target in targets}, deadline
+                {target: self._keys_at(range(len(self)), grant, target.epoch) for target in targets}, deadline
             )
         except SalternError as error:
             return Deleted(0, error)
@@ -223,8 +223,7 @@ class Chain:
 
     def _ask(self, view: _View, epoch: int, positions: Sequence[int], deadline: Deadline) -> Failures:
         """Note which of these positions each node of the pair has under ``epoch``."""
-        keys = self._keys_of(view.grant, epoch)
-        wanted = [keys[position] for position in positions]
+        wanted = self._keys_at(positions, view.grant, epoch)
         sources = [Source(node.node_id, epoch) for node in view.pair.asked]
         found, failures = self._calls.lookup(dict.fromkeys(sources, wanted), deadline)
         for source in sources:
@@ -257,14 +256,14 @@ class Chain:
         """Whether the chain was found again with its whole head, so that it deserves a second copy."""
         return (self._reused_blocks or 0) >= view.placement.head_blocks
 
-    def _keys_of(self, grant: Grant, epoch: int) -> list[BlockKey]:
+    def _keys_at(self, positions: Sequence[int], grant: Grant, epoch: int) -> list[BlockKey]:
+        """The keys of these positions; each is derived once: a long chain may be stored a block at a time."""
         salt = next((salt for salt in reversed(grant.salts) if salt.epoch == epoch), None)
-        if salt is None or salt not in self._keys:
-            keys = self._epoch_keys.derive(grant, self._hashes, epoch=epoch)
-            if salt is None:
-                return keys
-            self._keys[salt] = keys
-        return self._keys[salt]
+        known = {} if salt is None else self._keys.setdefault(salt, {})
+        unknown = [position for position in positions if position not in known]
+        derived = self._epoch_keys.derive(grant, [self._hashes[position] for position in unknown], epoch=epoch)
+        known.update(zip(unknown, derived, strict=True))
+        return [known[position] for position in positions]
 
     def _checked(self, items: list[tuple[int, Buffer]]) -> list[tuple[int, Buffer]]:
         self._check_positions([position for position, _ in items])
@@ -321,8 +320,8 @@ class Chain:
             return False
         slots: dict[Target, list[GetSlot]] = {}
         for source, planned in reads.items():
-            keys = self._keys_of(view.grant, source.epoch)
-            slots[source] = [GetSlot(keys[position], rooms[position]) for position in planned]
+            keys = self._keys_at(planned, view.grant, source.epoch)
+            slots[source] = [GetSlot(key, rooms[position]) for key, position in zip(keys, planned, strict=True)]
         another = len(view.pair.asked) > 1 and len(view.sighting.found) > 1 and not results
         self._calls.get(slots, deadline.share(_PART_WITH_ANOTHER) if another else deadline)
         for source, planned in reads.items():
@@ -350,7 +349,7 @@ class Chain:
     ) -> list[int]:
         """Store blocks; returns the positions that were refused because the epoch is none any more."""
         epoch = view.grant.epoch
-        keys = self._keys_of(view.grant, epoch)
+        keys = dict(zip(positions, self._keys_at(positions, view.grant, epoch), strict=True))
         writable = view.writable
         pending = list(positions)
         while pending and writable:

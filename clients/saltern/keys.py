@@ -150,16 +150,21 @@ class BlockKeyDeriver:
 
     def derive(self, block_hash: BlockHash) -> BlockKey:
         """Return the 32-byte key of a block; raises InvalidArgumentError unless the hash is 1 to 64 bytes."""
-        if not isinstance(block_hash, bytes) or not 1 <= len(block_hash) <= BLOCK_HASH_MAX_BYTES:
-            raise InvalidArgumentError(
-                f"engine block hash must be 1 to {BLOCK_HASH_MAX_BYTES} bytes", reason="INVALID_BLOCK_HASH"
-            )
+        check_block_hash(block_hash)
         state = self._state.copy()
         state.update(block_hash)
         return BlockKey(state.digest())
 
     def derive_many(self, block_hashes: Iterable[BlockHash]) -> list[BlockKey]:
         return [self.derive(block_hash) for block_hash in block_hashes]
+
+
+def check_block_hash(block_hash: bytes) -> None:
+    """Raise InvalidArgumentError unless an engine's block hash is 1 to 64 bytes."""
+    if not isinstance(block_hash, bytes) or not 1 <= len(block_hash) <= BLOCK_HASH_MAX_BYTES:
+        raise InvalidArgumentError(
+            f"engine block hash must be 1 to {BLOCK_HASH_MAX_BYTES} bytes", reason="INVALID_BLOCK_HASH"
+        )
 
 
 def _require_length(value: bytes, length: int, what: str) -> None:
