@@ -63,4 +63,8 @@ def test_sizes_are_written_as_people_write_them() -> None:
 
 
 def test_request_tenancy_needs_no_credentials_of_the_engine() -> None:
-    assert parse_options({"control": "127.0.0.1:7700", "tenancy": "request"}, {}).tenancy == "request"
+    given = {"control": "127.0.0.1:7700", "tenancy": "request"}
+    assert parse_options(given, {"SALTERN_GATEWAY_SEAL_KEY_FILE": "key"}).seal_key_file == "key"
+    assert parse_options(given | {"plain_tokens": True}, {}).tenancy == "request"
+    with pytest.raises(InvalidArgumentError, match="seal_key_file"):
+        parse_options(given, {})
