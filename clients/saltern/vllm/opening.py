@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from saltern.errors import FailedPreconditionError
 from saltern.vllm.options import ConnectorOptions
 from saltern.vllm.request_tenancy import HandedCredentials, RequestTenancy
 from saltern.vllm.tenancy import InstanceTenancy, Tenancy
@@ -26,14 +25,10 @@ def open_tenancy(options: ConnectorOptions, environment: Mapping[str, str]) -> T
     """The tenancy of an engine; in instance mode with its client, opened for ``open_wait_ms`` at most.
 
     Raises:
-        FailedPreconditionError: there is no such tenancy here.
+        SalternError: the key that seals tokens cannot be read (request mode).
     """
-    if options.tenancy != "instance":
-        raise FailedPreconditionError(
-            f"no tenancy {options.tenancy!r} in this release",
-            reason="TENANCY_NOT_AVAILABLE",
-            hint="use 'instance': one tenant for the whole engine",
-        )
+    if options.tenancy == "request":
+        return _open_request_tenancy(options)
 
     def open_client() -> Client:
         return open_instance_client(options, environment)
