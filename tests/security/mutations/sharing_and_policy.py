@@ -23,6 +23,17 @@ SALTS_AND_SHARING: Final = (
                 "encoded += kind + value",
             ),
         ),
+        ("tests/clients/test_keys.py::test_i2_parts_that_say_of_themselves_where_they_end_are_one_part_all_the_same",),
+    ),
+    Mutation(
+        "a salt of another project",
+        (
+            Edit(
+                "clients/saltern/keys.py",
+                '_TYPE_BYTES, _TYPE_TEXT, _TYPE_INTEGER = b"b", b"s"',
+                '_TYPE_BYTES, _TYPE_TEXT, _TYPE_INTEGER = b"s", b"s"',
+            ),
+        ),
         ("tests/clients/test_keys.py::test_i2_frames_are_equal_only_for_equal_arguments",),
     ),
     Mutation(
