@@ -13,7 +13,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-rdma test-vllm sim sim-leases isolation chaos faults fuzz noisy cli-reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy core-cost ssd-cost proto proto-check clean
+.PHONY: help setup setup-vllm demo test test-rdma test-vllm sim sim-leases isolation chaos faults fuzz noisy cli-reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-vllm core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -106,6 +106,9 @@ bench-control: setup  ## measure exchanges, changes of policy and the audit trai
 
 bench-policy: setup  ## measure how long a change takes to be in force on 8 nodes with 10,000 tenants: BENCH_POLICY_ARGS="--output json"
 	@$(BIN)/python -m controlplane.bench_control.policy $(BENCH_POLICY_ARGS)
+
+bench-vllm: setup-vllm  ## measure the vLLM connector: a miss, a hit beside its transport, tokens per second with and without; writes build/bench/vllm.json
+	@$(VLLM_VENV)/bin/python -m tests.vllm.bench $(BENCH_VLLM_ARGS)
 
 bench-placement: setup  ## compare placement rules on a recorded trace: PLACEMENT_ARGS="TRACE --nodes 8 16"
 	@$(BIN)/python -m saltern.bench.placement $(or $(PLACEMENT_ARGS),$(SALTERN_TRACES)/multitenant/four_tenants_15min.jsonl.gz)
