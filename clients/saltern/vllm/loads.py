@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
+from saltern.errors import SalternError
 from saltern.results import Hit
 from saltern.vllm.chains import WorkerChain
 from saltern.vllm.clients_in_use import ClientsInUse
@@ -100,6 +101,8 @@ class Loads:
         try:
             if chain is not None:
                 loaded = self._load(job, chain)
+        except SalternError as error:
+            logger.info("load not made: %s", error)  # the client was closed: its tenant had to make room
         except Exception:
             logger.exception("load failed unexpectedly")
         finally:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from saltern.errors import SalternError
 from saltern.vllm.fingerprint import Binding
 from saltern.vllm.layout import ChainLayout
 from saltern.vllm.stats import Tally
@@ -54,7 +55,7 @@ class PendingLookup:
     """A lookup that runs.
 
     Attributes:
-        bindings: of the request's chain; empty until they are known, and for good where they cannot be.
+        bindings: of the request's chain; empty until they are known, and for good where the cache cannot be used.
     """
 
     def __init__(self, give_up_after_s: float) -> None:
@@ -120,18 +121,22 @@ class Lookups:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, pending: PendingLookup, ticket: Ticket, block_hashes: list[bytes], adapter: str) -> None:
+        found = NOTHING
         try:
-            pending.bindings = self._bindings_of(adapter)
-            found = self._look(ticket, block_hashes, pending.bindings) if pending.bindings else NOTHING
+            bindings, client = self._bindings_of(adapter), self._client_of(ticket)
+            if bindings and client is not None:
+                pending.bindings = bindings
+                found = self._look(client, block_hashes, bindings)
+            else:
+                self._tally.add(unused_requests=1)
+        except SalternError as error:
+            logger.info("lookup not made: %s", error)  # the client was closed: its tenant had to make room
         except Exception:
-            # Not a case that the SDK knows: it answers with values. A miss all the same (I10).
-            logger.exception("lookup failed unexpectedly")
-            found = NOTHING
+            logger.exception("lookup failed unexpectedly")  # a miss all the same (I10)
         pending.settle(found)
 
-    def _look(self, ticket: Ticket, block_hashes: list[bytes], bindings: Sequence[bytes]) -> Found:
-        client = self._client_of(ticket)
-        if client is None or not block_hashes:
+    def _look(self, client: Client, block_hashes: list[bytes], bindings: Sequence[bytes]) -> Found:
+        if not block_hashes:
             return NOTHING
         started_s = time.monotonic()
         layout = self._layout

@@ -12,8 +12,9 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from saltern.errors import SalternError
 from saltern.keys import BlockHash
 from saltern.results import AlreadyStored, PutResult, Stored
 from saltern.vllm.chains import WorkerChain
@@ -22,9 +23,6 @@ from saltern.vllm.metadata import SaveJob
 from saltern.vllm.pages import Copied, Move, Pages
 from saltern.vllm.staging import StagingArea
 from saltern.vllm.stats import Tally
-
-if TYPE_CHECKING:
-    from saltern.client import Client
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +41,6 @@ class _Entry(NamedTuple):
 class _Batch(NamedTuple):
     """Entries of one chain on their way."""
 
-    client: Client
     chain: WorkerChain
     chain_hashes: list[BlockHash]
     entries: list[_Entry]
@@ -83,15 +80,7 @@ class Saves:
 
     def save(self, job: SaveJob, chain: WorkerChain) -> None:
         """Copy a job's blocks out and queue them; returns when the engine may overwrite them. Head first."""
-        try:
-            self._save(job, chain)
-        except Exception:
-            logger.exception("save failed unexpectedly")  # the engine's step goes on (I10)
-            self._drop(chain, job, 0)
-
-    def _save(self, job: SaveJob, chain: WorkerChain) -> None:
-        client = self._clients.get(chain.ticket)
-        if client is None or not chain.is_found(self._position(chain, job, 0)):
+        if not chain.is_found(self._position(chain, job, 0)):
             self._drop(chain, job, 0)
             return
         groups = len(job.block_ids)
@@ -100,11 +89,10 @@ class Saves:
         if whole < len(job.blocks):
             self._drop(chain, job, whole)
             self._staging.give_back(slots[whole * groups :])
-        if not whole:
-            return
-        self._queue_batch(client, job, chain, slots[: whole * groups])
+        if whole:
+            self._queue_batch(job, chain, slots[: whole * groups])
 
-    def _queue_batch(self, client: Client, job: SaveJob, chain: WorkerChain, slots: list[int]) -> None:
+    def _queue_batch(self, job: SaveJob, chain: WorkerChain, slots: list[int]) -> None:
         groups, entry_bytes = len(job.block_ids), self._pages.entry_bytes
         entries: list[_Entry] = []
         moves: list[Move] = []
@@ -114,15 +102,11 @@ class Saves:
             entries.append(_Entry(slot, position, entry_bytes[group]))
             moves.append(Move(group, job.block_ids[group][index], self._staging.address_of(slot)))
         started_s = time.monotonic()
-        try:
-            copied = self._pages.copy_out(moves)
-        except BaseException:
-            self._staging.give_back(slots)
-            raise
+        copied = self._pages.copy_out(moves)
         self._tally.took("copy_out_seconds", time.monotonic() - started_s)
         with self._idle:
             self._in_flight += 1
-        self._queue.put(_Batch(client, chain, chain.hashes(), entries, copied))
+        self._queue.put(_Batch(chain, chain.hashes(), entries, copied))
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything queued is stored or refused; returns whether it is."""
@@ -141,6 +125,9 @@ class Saves:
         while (batch := self._queue.get()) is not None:
             try:
                 self._send(batch)
+            except SalternError as error:
+                logger.info("save not made: %s", error)  # the client was closed: its tenant had to make room
+                batch.chain.lose(batch.entries[0].position)
             except Exception:
                 logger.exception("save failed unexpectedly")
                 batch.chain.lose(batch.entries[0].position)
@@ -152,12 +139,16 @@ class Saves:
 
     def _send(self, batch: _Batch) -> None:
         batch.copied.wait()
-        if not batch.chain.is_found(batch.entries[0].position):
+        first = batch.entries[0].position
+        # Only here: to find a client may take the time of a verification, which no step is to wait for.
+        client = self._clients.get(batch.chain.ticket) if batch.chain.is_found(first) else None
+        if client is None:
+            batch.chain.lose(first)
             self._tally.add(save_dropped_blocks=len(batch.entries))
             return
         started_s = time.monotonic()
         items = [(entry.position, self._staging.view(entry.slot, entry.size_bytes)) for entry in batch.entries]
-        chain = batch.client.chain(batch.chain_hashes, reused_blocks=batch.chain.reused_entries)
+        chain = client.chain(batch.chain_hashes, reused_blocks=batch.chain.reused_entries)
         results = chain.put_many(items, deadline_ms=self._deadline_ms)
         self._tally.took("save_seconds", time.monotonic() - started_s)
         self._count(batch, results)
