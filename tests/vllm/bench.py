@@ -104,8 +104,7 @@ def bench_tokens(stack: Stack, rounds: int) -> dict[str, Any]:
     for number in range(rounds):
         for name, values in rates.items():
             store = Store(stack, f"bench-tokens-{number}") if name == "saltern" else None
-            configuration = None if store is None else store.connector().kv_connector_extra_config
-            values.append(_engine_run(name, configuration))
+            values.append(_engine_run(name, {} if store is None else store.extra_config()))
     best = {name: max(values) for name, values in rates.items()}
     ratio = best["saltern"] / best["none"]
     return {
@@ -118,37 +117,37 @@ def bench_tokens(stack: Stack, rounds: int) -> dict[str, Any]:
     }
 
 
-def _engine_run(name: str, configuration: dict[str, Any] | None) -> float:
+def _engine_run(name: str, extra_config: dict[str, Any]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tests.vllm.bench", "--engine", name, "--folder", folder]
-        given = json.dumps(configuration or {})
         environment = clean_environment({"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": folder})
         run = subprocess.run(
-            command, cwd=ROOT, env=environment, input=given, capture_output=True, text=True, timeout=900, check=False
+            command,
+            cwd=ROOT,
+            env=environment,
+            input=json.dumps(extra_config),
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
         )
         assert run.returncode == 0, run.stderr[-4000:]
         return float(json.loads(run.stdout.splitlines()[-1])["prompt_tokens_per_s"])
 
 
-def run_engine(name: str, folder: str, configuration: dict[str, Any]) -> float:
+def run_engine(name: str, folder: str, extra_config: dict[str, Any]) -> float:
     """In a process of its own: 12 prompts of 512 tokens after one to warm up. Counted until the last is stored."""
     from vllm.config import KVTransferConfig
 
+    from tests.vllm.deployment import configuration
     from tests.vllm.engine import Engine, prompt
 
-    common = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+    example = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"shared_storage_path": folder}}
     connector = {
-        "none": None,
-        "saltern": KVTransferConfig(
-            kv_connector="SalternConnector",
-            kv_connector_module_path="saltern.vllm.connector",
-            kv_connector_extra_config=configuration,
-            **common,
-        ),
-        "example": KVTransferConfig(
-            kv_connector="ExampleConnector", kv_connector_extra_config={"shared_storage_path": folder}, **common
-        ),
-    }[name]
+        "none": lambda: None,
+        "saltern": lambda: configuration(extra_config),
+        "example": lambda: KVTransferConfig(kv_role="kv_both", **example),
+    }[name]()
     engine = Engine(connector, model="llama-bench", kv_cache_memory_bytes=256 * MIB)
     try:
         engine.generate([prompt(512, 1000)], 2)

@@ -38,23 +38,32 @@ class Store:
             tenant, block_tokens=block_tokens, block_bytes=block_bytes, limit_bytes=limit_bytes
         )
 
-    def connector(self, *, policy: str = "recompute", **options: Any) -> KVTransferConfig:
-        """The engine's configuration, with these options over patient ones.
-
-        Args:
-            policy: what vLLM does with a request whose load failed.
-        """
+    def extra_config(self, **options: Any) -> dict[str, Any]:
+        """``kv_connector_extra_config`` of its engines: these options over patient ones."""
         extra = {"control": self.stack.control, "namespace": "chat", "api_key_file": str(self.key_file)}
-        return KVTransferConfig(
-            kv_connector="SalternConnector",
-            kv_connector_module_path="saltern.vllm.connector",
-            kv_role="kv_both",
-            kv_load_failure_policy=policy,
-            kv_connector_extra_config=extra | PATIENT | options,
-        )
+        return extra | PATIENT | options
+
+    def connector(self, *, policy: str = "recompute", **options: Any) -> KVTransferConfig:
+        """An engine's whole configuration; see :func:`configuration`."""
+        return configuration(self.extra_config(**options), policy)
 
     def client(self) -> Client:
         return self.stack.client(self.key_file)
+
+
+def configuration(extra_config: dict[str, Any], policy: str = "recompute") -> KVTransferConfig:
+    """How an engine is told to use Saltern.
+
+    Args:
+        policy: what vLLM does with a request whose load failed.
+    """
+    return KVTransferConfig(
+        kv_connector="SalternConnector",
+        kv_connector_module_path="saltern.vllm.connector",
+        kv_role="kv_both",
+        kv_load_failure_policy=policy,
+        kv_connector_extra_config=extra_config,
+    )
 
 
 class Engines:
@@ -77,7 +86,7 @@ class Engines:
         Args:
             store: where its connector stores; None for none.
             options: of the connector.
-            policy: see :meth:`Store.connector`.
+            policy: see :func:`configuration`.
             engine: of vLLM, and ``model``.
         """
         made_of = (store, repr(options), policy, repr(sorted(engine.items())))

@@ -1,0 +1,52 @@
+"""Engines in processes of their own: nothing that differs from process to process is in a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.vllm.deployment import Store
+from tests.vllm.one_engine import run_engine
+
+pytestmark = pytest.mark.timeout(1800)
+
+_PROMPTS = [(1, 100), (2, 96), (3, 20)]
+_LOADABLE = [96, 64, 0]
+
+
+def test_a_second_process_with_another_hash_seed_finds_what_the_first_one_stored(store: Store) -> None:
+    first = run_engine(_PROMPTS, store.extra_config(), environment={"PYTHONHASHSEED": "1"})
+    assert first.hits == [0, 0, 0]
+    second = run_engine(_PROMPTS, store.extra_config(), environment={"PYTHONHASHSEED": "2"})
+    assert second.hits == _LOADABLE
+    assert second.tokens == first.tokens
+
+
+@pytest.mark.parametrize(
+    ("model", "namespace_tokens", "loadable"),
+    [("llama", 16, [96, 64, 0]), ("mla", 16, [96, 80, 16])],
+    ids=["shards", "replicas"],
+)
+def test_two_ranks_find_what_two_ranks_stored_and_one_rank_does_not(
+    new_store: Callable[..., Store],
+    request: pytest.FixtureRequest,
+    model: str,
+    namespace_tokens: int,
+    loadable: list[int],
+) -> None:
+    """Keys without the rank gave others silently wrong tokens. MLA's ranks hold the same bytes: one entry for both."""
+    if not request.config.getoption("--tp"):
+        pytest.skip("one process per rank: with --tp only")
+    two_ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    dtype = "float32" if model == "llama" else "bfloat16"
+    store = new_store(block_tokens=namespace_tokens)
+    expected = run_engine(_PROMPTS, None, model, dtype=dtype, **two_ranks)
+    cold = run_engine(_PROMPTS, store.extra_config(), model, dtype=dtype, **two_ranks)
+    assert (cold.tokens, cold.hits) == (expected.tokens, [0, 0, 0])
+    warm = run_engine(_PROMPTS, store.extra_config(), model, dtype=dtype, **two_ranks)
+    assert (warm.tokens, warm.hits) == (expected.tokens, loadable)
+    store.stack.add_namespace(store.tenant, "one-rank", block_tokens=32 if model == "llama" else 16)
+    store.stack.admin.wait_for_policy()
+    alone = run_engine(_PROMPTS, store.extra_config(namespace="one-rank"), model, dtype=dtype)
+    assert alone.hits == [0, 0, 0]
