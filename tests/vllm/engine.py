@@ -11,18 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-_ROOT = Path(__file__).resolve().parents[2]
-_ENVIRONMENT = {
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",  # models are so small that threads would only wait for each other
-    "VLLM_CACHE_ROOT": str(_ROOT / "build" / "vllm-cache"),  # kept: inspecting a model's class costs a process
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | {
-    name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()
-}
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+# Models are so small that threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Kept from run to run: inspecting a model's class costs vLLM a process.
+os.environ.setdefault("VLLM_CACHE_ROOT", str(Path(__file__).resolve().parents[2] / "build" / "vllm-cache"))
 
 import vllm
 from vllm.config import KVTransferConfig
