@@ -23,6 +23,7 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256_cbor
@@ -126,15 +127,15 @@ class SchedulerOnly:
             structured_output_manager=StructuredOutputManager(self.config),
             block_size=BLOCK_TOKENS,
         )
-        connector_of_scheduler = self.scheduler.connector
-        assert isinstance(connector_of_scheduler, SalternConnector)
-        self.connector = connector_of_scheduler
-        self.worker = SalternConnector(self.config, KVConnectorRole.WORKER, self.cache)
+        #: Both halves: SalternConnectors, or what has them as children.
+        self.connector: Any = self.scheduler.connector
+        self.worker: Any = KVConnectorFactory.create_connector(self.config, KVConnectorRole.WORKER, self.cache)
         self.worker.register_kv_caches(self.tensors)
         #: What both halves have counted so far.
         self.counts: dict[str, Any] = {}
         for half in (self.connector, self.worker):
-            self._count(half)
+            for each in getattr(half, "sub_connectors", [half]):
+                self._count(each)
         self.free_at_start = self.free_blocks
         #: Blocks that a step computed with although they held other bytes; all right if the engine is told in time.
         self._wrong: dict[int, str] = {}
@@ -200,7 +201,8 @@ class SchedulerOnly:
         self.step_until(lambda: not names & self.scheduler.requests.keys())
 
     def drain(self) -> None:
-        assert self.worker.drain(60)
+        for each in getattr(self.worker, "sub_connectors", [self.worker]):
+            assert each.drain(60)
 
     def abort(self, name: str) -> None:
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
@@ -216,7 +218,8 @@ class SchedulerOnly:
     def count(self, name: str) -> Any:
         """One of the connector's counts, of both halves so far."""
         for half in (self.worker, self.connector):
-            half.get_kv_connector_stats()
+            for each in getattr(half, "sub_connectors", [half]):
+                each.get_kv_connector_stats()
         return self.counts.get(name, 0)
 
     def _count(self, half: SalternConnector) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import save_file
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import RequestStatus
 
@@ -452,3 +453,73 @@ def test_no_secret_is_in_what_is_said(engine: Make, store: Store, caplog: pytest
         shown = repr(output) + repr(vars(output.kv_connector_metadata)) + repr(one.connector._tenancy)
     assert secret[-20:] not in caplog.text + shown
     one.scheduler.update_from_output(output, one.forward(output))
+
+
+# ---- beside other connectors -----------------------------------------------------------------------------------------
+
+
+def test_beside_another_connector_each_stores_and_the_first_that_has_it_loads(
+    engine: Make, store: Store, new_store: Callable[..., Store]
+) -> None:
+    """As a child of vLLM's MultiConnector, whose other child brings its own hits."""
+    other = new_store()
+    _stored(engine(of=other), 70)
+    both = SchedulerOnly(
+        KVTransferConfig(
+            kv_connector="MultiConnector",
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config={"connectors": [_as_child(other), _as_child(store)]},
+        )
+    )
+    try:
+        both.run(request("first", 128))
+        both.drain()
+        assert both.count("load_blocks") == 2, "the other child had two blocks"
+    finally:
+        both.close()
+    for each in (store, other):
+        alone = engine(of=each)
+        alone.run(request("again", 128))
+        assert alone.count("load_blocks") == 3, "what the other child loaded and what was computed is stored in both"
+
+
+def test_metrics_of_a_child_are_added_up_by_its_name(store: Store) -> None:
+    from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    from saltern.vllm.prometheus import SalternStats
+
+    counted = MultiConnector.build_kv_connector_stats({"SalternConnector": {"load_blocks": 2, "load_seconds": [0.1]}})
+    assert counted is not None
+    assert isinstance(counted["SalternConnector"], SalternStats)
+    more = MultiConnector.build_kv_connector_stats({"SalternConnector": {"load_blocks": 3, "load_seconds": [0.3]}})
+    counted.aggregate(more)
+    assert counted.reduce() == {"SalternConnector": {"load_blocks": 5, "load_seconds": 0.2}}
+    config = VllmConfig(
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="MultiConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={"connectors": [_as_child(store)]},
+        )
+    )
+    names = {Gauge: Gauge, Counter: Counter, Histogram: Histogram}
+    metrics = MultiConnector.build_prom_metrics(config, names, ["engine"], {0: ["7"]})
+    try:
+        assert REGISTRY.get_sample_value("vllm:saltern_load_blocks_total", {"engine": "7"}) == 0
+        metrics.observe(counted.to_dict(), 0)
+        assert REGISTRY.get_sample_value("vllm:saltern_load_blocks_total", {"engine": "7"}) == 5
+        assert REGISTRY.get_sample_value("vllm:saltern_load_seconds_count", {"engine": "7"}) == 2
+    finally:
+        for collector in {c for name, c in REGISTRY._names_to_collectors.items() if name.startswith("vllm:saltern_")}:
+            REGISTRY.unregister(collector)
+
+
+def _as_child(store: Store) -> dict[str, Any]:
+    own = store.connector()
+    return {
+        "kv_connector": own.kv_connector,
+        "kv_connector_module_path": own.kv_connector_module_path,
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": own.kv_connector_extra_config,
+    }

@@ -19,10 +19,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -65,6 +67,11 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
+
+
+# MultiConnector finds the class of a child's stats by this name.
+with suppress(ValueError):  # registered already, by whoever imported this under another path
+    KVConnectorFactory.register_connector("SalternConnector", __name__, "SalternConnector")
 
 
 class SalternMetadata(KVConnectorMetadata):

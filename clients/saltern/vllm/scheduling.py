@@ -191,6 +191,8 @@ class SchedulerSide:
         self._loads: list[LoadJob] = []
         self._chains: list[ChainUpdate] = []
         self._forgotten: list[str] = []
+        #: Records of the loads in the step that runs, where loads are part of steps.
+        self._loaded_in_step: list[_Record] = []
         self._wait_left_s = rules.lookup_wait_s
 
     def __len__(self) -> int:
@@ -236,9 +238,8 @@ class SchedulerSide:
         if record is None:
             return
         if external_tokens == 0:
-            if record.phase is Phase.LOOKING:
-                self._settle(record)  # another connector's hit: what ours has is still worth knowing for the saves
-            if record.phase is not Phase.LOADING:
+            # A lookup that is still open is worth waiting for all the same: the saves go by it.
+            if record.phase not in (Phase.LOADING, Phase.LOOKING):
                 record.phase = Phase.RUNNING
             return
         count = external_tokens // self._layout.block_tokens
@@ -260,12 +261,13 @@ class SchedulerSide:
 
     def plan_step(self, scheduled: Iterable[ScheduledRequest]) -> StepWork:
         """What the workers have to do in this step; forgets it here."""
+        for record in self._loaded_in_step:
+            record.phase, record.loads = Phase.RUNNING, ()
+        self._loaded_in_step = []
         saves: list[SaveJob] = []
         if self._loads and not self._rules.load_async:
             # If one of these loads fails, all that the step computes may be wrong: it is stored a step later, or not.
-            for load in self._loads:
-                if (record := self._records.get(load.request_id)) is not None:
-                    record.phase = Phase.RUNNING
+            self._loaded_in_step = [self._records[load.request_id] for load in self._loads]
         elif self._rules.save:
             saves = [job for one in scheduled if (job := self._plan_save(one)) is not None]
         work = StepWork(tuple(self._forgotten), tuple(self._chains), tuple(self._loads), tuple(saves))
@@ -280,18 +282,18 @@ class SchedulerSide:
             failed: requests of which some part could not be loaded, where blocks cannot say so (several groups).
             invalid_block_ids: blocks that could not be loaded.
         """
-        for request_id in failed:
-            if (record := self._records.get(request_id)) is not None:
+        loading = [record for record in map(self._records.get, {*done, *failed}) if record and record.loads]
+        for record in loading:  # others may be of another connector beside this one
+            if record.request.request_id in failed:
                 self._fail(record, record.loads_from)
         if invalid_block_ids:
             for record in self._records.values():
                 bad = next((index for index, id_ in enumerate(record.loads) if id_ in invalid_block_ids), None)
                 if bad is not None:
                     self._fail(record, record.loads_from + bad)
-        for request_id in done:
-            if (record := self._records.get(request_id)) is not None:
-                record.phase = Phase.RUNNING
-                record.loads = ()
+        for record in loading:
+            if record.request.request_id in done:
+                record.phase, record.loads = Phase.RUNNING, ()
 
     def finished(self, request_id: str) -> None:
         """Forget a request: finished or aborted, in whatever state. Nothing of it is waited for."""

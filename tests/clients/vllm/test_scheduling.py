@@ -298,6 +298,42 @@ def test_another_connectors_hit_is_stored_here_too() -> None:
     assert _saved(scheduler.step(request, 4 * BLOCK_TOKENS, 1, [1, 2, 3, 4, 5])) == [1, 2, 3]
 
 
+def test_ends_and_failures_of_another_connectors_loads_are_its_own() -> None:
+    scheduler, request = Scheduler(SchedulingRules(lookup_wait_s=0)), _request(4)
+    answer = scheduler.arrived(request)
+    scheduler.side.loads_ended({"r", "stranger"}, {"r"}, {1, 2})
+    answer.answer(2)
+    assert scheduler.side.matched(request, 0) == (2 * BLOCK_TOKENS, True)
+    scheduler.side.loads_ended({"r"}, {"r"}, {1, 2})
+    assert scheduler.side.matched(request, 0) == (2 * BLOCK_TOKENS, True)
+    assert len(scheduler.lookups.started) == 1
+
+
+def test_a_request_that_reads_no_cache_is_stored_once_its_lookup_is_answered() -> None:
+    """Prompt log probabilities need every token computed; other requests may use what comes of it."""
+    scheduler, request = Scheduler(SchedulingRules(lookup_wait_s=0)), _request(4)
+    request.skip_reading_prefix_cache = True
+    answer = scheduler.arrived(request)
+    assert scheduler.side.matched(request, 0) == (0, False)
+    scheduler.side.allocated(request, [[1, 2, 3, 4, 5]], 0)
+    assert _saved(scheduler.step(request, 0, 2 * BLOCK_TOKENS, [1, 2, 3])) == []
+    answer.answer(1)
+    assert _saved(scheduler.step(request, 2 * BLOCK_TOKENS, 2 * BLOCK_TOKENS + 1, [1, 2, 3, 4, 5])) == [1, 2, 3]
+
+
+def test_blocks_of_a_load_that_is_over_are_nobodys_when_other_blocks_fail() -> None:
+    scheduler = Scheduler(SchedulingRules(load_async=False))
+    first, second = _request(4, name="first"), _request(4, name="second")
+    for request, table in ((first, [1, 2, 3, 4, 5]), (second, [3, 4, 6, 7, 8])):
+        scheduler.arrived(request, found=2)
+        assert scheduler.side.matched(request, 0)[0] == 2 * BLOCK_TOKENS
+        scheduler.side.allocated(request, [table], 2 * BLOCK_TOKENS)
+        scheduler.step(request, 2 * BLOCK_TOKENS, 2 * BLOCK_TOKENS + 1, table)
+    scheduler.side.loads_ended((), (), {3})
+    assert scheduler.side.matched(second, 0) == (0, False)
+    assert scheduler.side.matched(first, 0) == (None, False), "preempted meanwhile: looked up again, not given up"
+
+
 def test_after_the_names_were_forgotten_running_requests_neither_load_nor_store() -> None:
     scheduler, request = Scheduler(), _request(4)
     scheduler.arrived(request, found=4)
