@@ -256,6 +256,10 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
                 if not error_message:
                     await self._keep(push)
                 await call.write(self._answer(error_message))
+                # The answer says it all, but for what is left to do, and for a lease that has run out. A report of
+                # every node after each change would cost the control plane more than the change.
+                if self._lease.has_run_out or self._lease.settled_version < push.version:
+                    self._report_soon.set()
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, endpoint=self._channel.endpoint) from None
         except asyncio.InvalidStateError:
@@ -279,7 +283,6 @@ class ControlClient(AbstractAsyncContextManager["ControlClient"]):
         self.link.applied()
         self._lease.touch.applied(push.version)
         self.has_policy.set()
-        self._report_soon.set()
         return ""
 
     def _load(self, snapshot: node_pb2.PolicySnapshot) -> None:

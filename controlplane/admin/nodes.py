@@ -14,7 +14,7 @@ from controlplane.admin.fields import to_timestamp
 from controlplane.admin.service import AdminServicer, Change, method
 from controlplane.caller import authorise
 from controlplane.db.locks import lock_leases, lock_quotas
-from controlplane.db.models import Node, NodeAdminState, QuotaLease, TierQuota
+from controlplane.db.models import Concern, Node, NodeAdminState, QuotaLease, TierQuota
 from controlplane.node.policy_rows import read_version
 from controlplane.node.registry import capacity_bytes
 from controlplane.rpc import Context
@@ -59,7 +59,13 @@ class NodesService(AdminServicer, nodes_pb2_grpc.NodesServiceServicer):
             _check_gone(before, now)
             await _check_reservations_without(session, node)
             await session.delete(row)
-            return Change(tenant=None, resource=request.name, response=nodes_pb2.RemoveNodeResponse(), before=before)
+            return Change(
+                tenant=None,
+                resource=request.name,
+                response=nodes_pb2.RemoveNodeResponse(),
+                before=before,
+                concern=Concern.MEMBERS,
+            )
 
         return await self._change("RemoveNode", request, nodes_pb2.RemoveNodeResponse, act)
 
@@ -75,9 +81,18 @@ class NodesService(AdminServicer, nodes_pb2_grpc.NodesServiceServicer):
         async def act(session: AsyncSession, now: datetime) -> Change[usage_pb2.Node]:
             row = await _load(session, node)
             before = await _shown(session, row, now, self._parts.node_lost_after)
+            drains = NodeAdminState.DRAINING in (row.admin_state, state)
             row.admin_state = state
             after = await _shown(session, row, now, self._parts.node_lost_after)
-            return Change(tenant=None, resource=request.name, response=after, before=before, after=after)
+            return Change(
+                tenant=None,
+                resource=request.name,
+                response=after,
+                before=before,
+                after=after,
+                # Clients go elsewhere; leases move only to and from a node that drains.
+                concern=Concern.MEMBERS if drains else Concern.NOBODY,
+            )
 
         return await self._change(name, request, usage_pb2.Node, act)
 

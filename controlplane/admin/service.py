@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, cast
 
 from google.protobuf.message import Message
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -24,7 +24,7 @@ from controlplane.caller import Caller, current_caller, not_available
 from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, Scope, bump_policy_version
 from controlplane.db.locks import lock_audit_chains
-from controlplane.db.models import Tenant
+from controlplane.db.models import Concern, Tenant
 from controlplane.db.policy import note_policy_version, raised_policy_version
 from controlplane.key_encryption.encryption_keys import EncryptionKeys
 from controlplane.node.policy_feed import PolicyFeed
@@ -39,6 +39,9 @@ from saltern.errors import (
 from saltern.names import TenantId, tenant_name
 from saltern.policy_version import POLICY_VERSION_KEY
 from tenants.policy import TenantState
+
+#: Collections of the platform's of which nodes are told nothing, or no more than the signing keys.
+_UNTOLD: Final = frozenset({"apiKeys", "checkpointKeys", "keyEncryptionKeys", "platform", "signingKeys"})
 
 _RequestT = TypeVar("_RequestT", bound=Message)
 _ResponseT = TypeVar("_ResponseT", bound=Message)
@@ -95,6 +98,8 @@ class Change(Generic[_ResponseT]):
         replay: the answer to a repetition, where it differs: a secret is shown once.
         before, after: the resource; None where it was not there.
         witnesses: the other tenants whose chain and policy it changes; then ``tenant`` is a tenant.
+        concern: of an act on a resource of the platform, whom the policy concerns that comes of it; by default what
+            its collection says (:data:`_UNTOLD`), otherwise it may be any tenant.
     """
 
     tenant: TenantId | None
@@ -104,6 +109,7 @@ class Change(Generic[_ResponseT]):
     before: Message | None = None
     after: Message | None = None
     witnesses: Sequence[Witness] = ()
+    concern: Concern | None = None
 
 
 class _ChangeRequest(Protocol):
@@ -168,7 +174,7 @@ class AdminServicer:
                 before=to_snapshot(change.before),
                 after=to_snapshot(change.after),
                 now=now,
-                bump_policy=lambda: bump_policy_version(session, now, changed),
+                bump_policy=lambda: bump_policy_version(session, now, changed, concern=_concern_of(change)),
             )
             for witness in change.witnesses:
                 if witness.is_there:
@@ -211,6 +217,11 @@ def _tenant_of(resource: str) -> TenantId | None:
     """The tenant that a resource hangs off; None for one of the platform."""
     collection, _, rest = resource.partition("/")
     return TenantId(rest.partition("/")[0]) if collection == "tenants" and rest else None
+
+
+def _concern_of(change: Change[_ResponseT]) -> Concern | None:
+    is_untold = change.tenant is None and change.resource.partition("/")[0] in _UNTOLD
+    return Concern.NOBODY if change.concern is None and is_untold else change.concern
 
 
 def method(

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select
@@ -19,7 +20,16 @@ from controlplane.admin.resources import TIER_TO_PROTO
 from controlplane.admin.service import AdminServicer, absent, load_tenant, method, streaming_method
 from controlplane.admin.usage_records import collection_of, decode_position, encode_position, parse_query
 from controlplane.caller import authorise
-from controlplane.db.models import USAGE_COUNTERS, USAGE_MAPS, Node, NodeTierUsage, NodeUsage, Tenant, TierQuota
+from controlplane.db.models import (
+    USAGE_COUNTERS,
+    USAGE_MAPS,
+    MeteredProcess,
+    Node,
+    NodeTierUsage,
+    NodeUsage,
+    Tenant,
+    TierQuota,
+)
 from controlplane.metering.messages import to_usage_record
 from controlplane.metering.records import by_step, has_records, read_records
 from controlplane.node.policy_rows import read_version
@@ -48,7 +58,8 @@ class UsageService(AdminServicer, usage_pb2_grpc.UsageServiceServicer):
             await load_tenant(session, tenant, caller)
             tiers = await _tier_usage(session, [tenant])
             reports = (await session.scalars(select(NodeUsage).where(NodeUsage.tenant_id == tenant))).all()
-        return _to_usage(tenant, tiers.get(tenant, []), reports)
+            times = await _report_times(session)
+        return _to_usage(tenant, tiers.get(tenant, []), reports, times)
 
     @method
     async def ListUsages(self, request: usage_pb2.ListUsagesRequest, context: Context) -> usage_pb2.ListUsagesResponse:
@@ -62,8 +73,9 @@ class UsageService(AdminServicer, usage_pb2_grpc.UsageServiceServicer):
             reports: defaultdict[str, list[NodeUsage]] = defaultdict(list)
             for report in await session.scalars(select(NodeUsage).where(NodeUsage.tenant_id.in_(tenants))):
                 reports[report.tenant_id].append(report)
+            times = await _report_times(session)
         return usage_pb2.ListUsagesResponse(
-            usages=[_to_usage(TenantId(tenant), tiers.get(tenant, []), reports[tenant]) for tenant in tenants],
+            usages=[_to_usage(TenantId(tenant), tiers.get(tenant, []), reports[tenant], times) for tenant in tenants],
             next_page_token=encode_page_token(_USAGES, last) if last else "",
         )
 
@@ -129,12 +141,29 @@ class UsageService(AdminServicer, usage_pb2_grpc.UsageServiceServicer):
         )
 
 
-def _to_usage(tenant: TenantId, tiers: Sequence[usage_pb2.TierUsage], reports: Sequence[NodeUsage]) -> usage_pb2.Usage:
-    """What one tenant holds, and its counters over all nodes; ``report_time`` is the oldest."""
+async def _report_times(session: AsyncSession) -> dict[str, datetime]:
+    """When what each node reports was last stored, by node; a row of its books is as old as what it says."""
+    newest = func.max(MeteredProcess.report_time)
+    rows = await session.execute(select(MeteredProcess.node_id, newest).group_by(MeteredProcess.node_id))
+    return dict(rows.all())
+
+
+def _to_usage(
+    tenant: TenantId,
+    tiers: Sequence[usage_pb2.TierUsage],
+    reports: Sequence[NodeUsage],
+    times: Mapping[str, datetime],
+) -> usage_pb2.Usage:
+    """What one tenant holds, and its counters over all nodes; ``report_time`` is the oldest.
+
+    Args:
+        times: of the newest reports, by node; a node of an earlier version has none.
+    """
+    reported = (max(report.report_time, times.get(report.node_id, report.report_time)) for report in reports)
     return usage_pb2.Usage(
         tenant=tenant_name(tenant),
         tiers=tiers,
-        report_time=to_timestamp(min((report.report_time for report in reports), default=None)),
+        report_time=to_timestamp(min(reported, default=None)),
         ssd=_ssd_activity(_sum_by_name(report.ssd for report in reports if report.ssd is not None)),
         **_totals(reports),
     )

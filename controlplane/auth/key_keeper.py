@@ -102,7 +102,7 @@ async def change_keys(
     before = await encode_all(session, now)
     # The chain before the version, as everywhere; and the version before the act: a key has to know in which it is.
     await next_sequence(session, None)
-    version = await bump_policy_version(session, now)
+    version = await bump_policy_version(session, now, concern=models.Concern.NOBODY)
     for step in steps:
         await _take(session, key_encryption_key, step, version, now)
     await record(
@@ -120,7 +120,7 @@ async def change_keys(
 async def publish_key(session: AsyncSession, key_encryption_key: KeyEncryptionKey, now: datetime) -> models.SigningKey:
     """Make a key that signs once every node holds it; the caller audits it and holds the lock."""
     await next_sequence(session, None)
-    version = await bump_policy_version(session, now)
+    version = await bump_policy_version(session, now, concern=models.Concern.NOBODY)
     return await create(session, key_encryption_key, now, publish_version=version, sign_now=False)
 
 
@@ -129,7 +129,7 @@ async def withdraw_all_but_new(
 ) -> models.SigningKey:
     """An emergency: forget every key and make one that signs at once; the caller audits it and holds the lock."""
     await next_sequence(session, None)
-    version = await bump_policy_version(session, now)
+    version = await bump_policy_version(session, now, concern=models.Concern.NOBODY)
     await session.execute(delete(models.SigningKey))
     return await create(session, key_encryption_key, now, publish_version=version, sign_now=True)
 

@@ -13,6 +13,7 @@ from typing import Final
 import psycopg
 
 from controlplane.bench_control.stack import BenchStack, child, wait_ready
+from controlplane.db import POLICY_CHANNEL
 from controlplane.db.row_security import EVERY_TENANT, TENANT_SETTING
 
 NAMESPACE: Final = "chat"
@@ -42,7 +43,7 @@ SELECT id, %(namespace)s, gen_random_uuid(), 'bench', 16, 65536, now() FROM made
 """
 _BUMP: Final = """
 WITH raised AS (UPDATE policy_state SET version = version + 1, update_time = now() RETURNING version)
-INSERT INTO policy_changes (version, tenant_id) SELECT version, NULL FROM raised
+INSERT INTO policy_changes (version, tenant_id) SELECT version, NULL FROM raised RETURNING version
 """
 
 
@@ -55,6 +56,18 @@ def add_tenants(stack: BenchStack, tenants: int) -> None:
         connection.execute("SELECT set_config(%s, %s, true)", (TENANT_SETTING, EVERY_TENANT))
         connection.execute(_TENANT_ROWS, {"tenants": tenants, "namespace": NAMESPACE})
         connection.execute(_BUMP)
+
+
+def change_anything(stack: BenchStack) -> int:
+    """Raise the policy version for a change that may be of any tenant; returns the version.
+
+    The control plane itself says of each change whom it concerns; so do only those of earlier versions.
+    """
+    with psycopg.connect(stack.database_url) as connection:
+        row = connection.execute(_BUMP).fetchone()
+        assert row is not None
+        connection.execute("SELECT pg_notify(%s, %s)", (POLICY_CHANNEL, str(row[0])))
+        return int(row[0])
 
 
 @contextmanager

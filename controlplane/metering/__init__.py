@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from controlplane.metering.closing import HourCloser
-from controlplane.metering.intake import MeterIntake
+from controlplane.metering.intake import MeterIntake, Registration
 from controlplane.metering.records import RecordQuery, read_records
 
-__all__ = ["HourCloser", "MeterIntake", "RecordQuery", "read_records"]
+__all__ = ["HourCloser", "MeterIntake", "RecordQuery", "Registration", "read_records"]

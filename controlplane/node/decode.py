@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
 from controlplane.db.models import USAGE_COUNTERS, USAGE_MAPS
+from controlplane.node.books import TenantBooks, TierBooks
 from controlplane.node.policy_encode import TIER_FROM_PROTO
-from controlplane.node.registry import NodeFacts, TenantBooks, TierBooks
+from controlplane.node.registry import NodeFacts
 from saltern.admin.v1 import usage_pb2
 from saltern.errors import InvalidArgumentError
-from saltern.names import parse_tenant_id
+from saltern.names import NodeId, parse_tenant_id
 from saltern.node.v1 import node_pb2
 from tenants.quota import BYTES_MAX, Tier
 
 _TEXT_MAX_CHARS: Final = 256
 #: Causes and reasons that one tenant's usage may name: far more than there are.
 _NAMES_MAX: Final = 64
+#: Nodes of which the last good report is remembered.
+_NODES_MAX: Final = 64
+#: Looked at in one go, about 5 ms where all of them have changed.
+_TENANTS_AT_ONCE: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}", re.ASCII)
 
 
@@ -42,34 +49,66 @@ def decode_facts(request: node_pb2.RegisterNodeRequest) -> NodeFacts:
     )
 
 
-def decode_books(request: node_pb2.ReportUsageRequest) -> list[TenantBooks]:
-    """Decode a usage report; raises InvalidArgumentError."""
-    _count("applied_version", request.applied_version)
-    _count("settled_version", request.settled_version)
-    books: dict[str, TenantBooks] = {}
-    for usage in request.tenants:
-        tenant = parse_tenant_id(usage.tenant_id)
-        if tenant in books:
-            raise _invalid("tenants", f"names the tenant {tenant} twice")
-        tiers: dict[Tier, TierBooks] = {}
-        for tier_usage in usage.tiers:
-            tier = _tier(tier_usage.tier)
-            if tier in tiers:
-                raise _invalid("tiers", f"names the tier {tier.value} of {tenant} twice")
-            tiers[tier] = TierBooks(
-                used_bytes=_count("used_bytes", tier_usage.used_bytes),
-                entries=_count("entries", tier_usage.entries),
-                lent_bytes=_count("lent_bytes", tier_usage.lent_bytes),
-                borrowed_bytes=_count("borrowed_bytes", tier_usage.borrowed_bytes),
-            )
-        books[tenant] = TenantBooks(
-            tenant,
-            tiers,
-            counters={name: _count(name, getattr(usage, name)) for name in USAGE_COUNTERS},
-            maps={name: _counts_by_name(name, getattr(usage, name)) for name in USAGE_MAPS},
-            ssd=_ssd_activity(usage.ssd) if usage.HasField("ssd") else None,
+class ReportChecker:
+    """Checks reports of nodes. What a node says of a tenant byte for byte as in its last good report needs no look.
+
+    Of 10,000 tenants nearly all are as they were, and to compare bytes takes a tenth of the time.
+    """
+
+    def __init__(self) -> None:
+        self._good: OrderedDict[NodeId, dict[str, bytes]] = OrderedDict()
+
+    async def check(self, node: NodeId, report: node_pb2.ReportUsageRequest) -> dict[str, bytes]:
+        """What ``report`` says of each tenant, encoded; others have the event loop now and then.
+
+        Raises:
+            InvalidArgumentError: INVALID_NODE_FIELD; the report before counts still.
+        """
+        _count("applied_version", report.applied_version)
+        _count("settled_version", report.settled_version)
+        good = self._good.get(node, {})
+        said: dict[str, bytes] = {}
+        for number, usage in enumerate(report.tenants):
+            if number % _TENANTS_AT_ONCE == _TENANTS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            tenant = usage.tenant_id
+            if tenant in said:
+                raise _invalid("tenants", f"names the tenant {tenant[:64]!r} twice")
+            encoded = usage.SerializeToString(deterministic=True)
+            known = good.get(tenant)
+            if known == encoded:
+                said[tenant] = known
+            else:
+                decode_books(usage)
+                said[tenant] = encoded
+        self._good[node] = said
+        self._good.move_to_end(node)
+        while len(self._good) > _NODES_MAX:
+            self._good.popitem(last=False)
+        return said
+
+
+def decode_books(usage: node_pb2.TenantUsage) -> TenantBooks:
+    """Decode what a report says of one tenant; raises InvalidArgumentError."""
+    tenant = parse_tenant_id(usage.tenant_id)
+    tiers: dict[Tier, TierBooks] = {}
+    for tier_usage in usage.tiers:
+        tier = _tier(tier_usage.tier)
+        if tier in tiers:
+            raise _invalid("tiers", f"names the tier {tier.value} of {tenant} twice")
+        tiers[tier] = TierBooks(
+            used_bytes=_count("used_bytes", tier_usage.used_bytes),
+            entries=_count("entries", tier_usage.entries),
+            lent_bytes=_count("lent_bytes", tier_usage.lent_bytes),
+            borrowed_bytes=_count("borrowed_bytes", tier_usage.borrowed_bytes),
         )
-    return list(books.values())
+    return TenantBooks(
+        tenant,
+        tiers,
+        counters={name: _count(name, getattr(usage, name)) for name in USAGE_COUNTERS},
+        maps={name: _counts_by_name(name, getattr(usage, name)) for name in USAGE_MAPS},
+        ssd=_ssd_activity(usage.ssd) if usage.HasField("ssd") else None,
+    )
 
 
 def _counts_by_name(field: str, counts: Mapping[str, int]) -> dict[str, int]:

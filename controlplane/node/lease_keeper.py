@@ -1,4 +1,6 @@
-"""Keeps the leases of quotas in step with quotas, nodes and demand: the shell around :mod:`controlplane.core.leases`.
+"""Keeps the leases of quotas in step with quotas, nodes and demand: when a step is due, and what time makes due.
+
+What a step does is :mod:`controlplane.node.lease_steps`, around the rules of :mod:`controlplane.core.leases`.
 
 Every control plane on a database runs one; an advisory lock lets one at a time do a step, and all there is to know is
 in the database, so it does not matter which one does, nor when one dies. A step is one transaction: what a policy
@@ -20,32 +22,23 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
-from sqlalchemy import delete, select, update
+from sqlalchemy import select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.clock import Clock, utc_now
-from controlplane.core import lease_terms, leases
+from controlplane.core import lease_terms
 from controlplane.core.lease_demand import Demand, rebalance
 from controlplane.core.lease_terms import LEASE_DURATION_DEFAULT_S, Due, Standing
-from controlplane.core.leases import NOTHING, Holding, Members
+from controlplane.core.leases import NOTHING, Holding
 from controlplane.core.quota_split import split_reserved
-from controlplane.db import (
-    Database,
-    ServiceScope,
-    ServiceTask,
-    bump_policy_version,
-    bump_policy_versions,
-    models,
-    versions_of,
-)
+from controlplane.db import Database, ServiceScope, ServiceTask, bump_policy_version, models
 from controlplane.db.locks import lock_leases, try_lock_leases
 from controlplane.node.demand import DemandMeter
 from controlplane.node.lease_rows import (
-    LeaseBook,
     QuotaKey,
     is_draining,
     lock_tenants,
@@ -56,18 +49,10 @@ from controlplane.node.lease_rows import (
     to_ms,
     write_holdings,
 )
-from controlplane.node.namespace_leases import (
-    NamespaceKey,
-    reclaim_namespaces,
-    step_namespaces,
-    tenants_with_unmet_limits,
-    write_namespace_holdings,
-)
+from controlplane.node.lease_steps import Round, capacities_by_tier, step, unmet_tenants
+from controlplane.node.namespace_leases import reclaim_namespaces
 from controlplane.node.registry import LOST_AFTER
-from saltern.names import NodeId, TenantId
-from tenants.quota import Tier
-
-KeyT = TypeVar("KeyT")
+from saltern.names import NodeId
 
 TICK_S: Final = 1.0
 #: How often it is looked whether quotas should lie elsewhere.
@@ -79,10 +64,6 @@ RETRY_INTERVAL_S: Final = 5.0
 RECLAIM_GRACE_S: Final = 30.0
 #: A database that was not reached for so long was away: nodes could not report either.
 AWAY_S: Final = LOST_AFTER.total_seconds()
-#: Changes that are remembered by tenant.
-_CHANGES_KEPT: Final = 10_000
-#: Read and computed in one go.
-_TENANTS_AT_ONCE: Final = 500
 _SCOPE: Final = ServiceScope(ServiceTask.LEASES)
 
 _log = structlog.get_logger(__name__)
@@ -113,90 +94,72 @@ class LeaseKeeper:
         self._demand = DemandMeter()
         self._woken = asyncio.Event()
         self._settling = asyncio.Lock()
+        self._round = Round()
 
     def wake(self) -> None:
         """A node has settled a policy: there may be something to give."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Do what is due every second, and at once when woken, until cancelled; goes on after any failure."""
-        demand_due_s, retry_due_s = monotonic() + DEMAND_INTERVAL_S, 0.0
+        """Do what is due every second, and settle at once when woken, until cancelled; goes on after any failure."""
+        tick_due_s, demand_due_s, retry_due_s = 0.0, monotonic() + DEMAND_INTERVAL_S, 0.0
+        retry = False
         while True:
-            has_room = self._woken.is_set() or monotonic() >= retry_due_s
+            if self._woken.is_set() or monotonic() >= retry_due_s:
+                retry, retry_due_s = True, monotonic() + RETRY_INTERVAL_S
             self._woken.clear()
             try:
-                await self.tick()
+                if monotonic() >= tick_due_s:
+                    tick_due_s = monotonic() + TICK_S
+                    await self.tick()
                 if monotonic() >= demand_due_s:
                     demand_due_s = monotonic() + DEMAND_INTERVAL_S
                     await self.follow_demand()
-                await self.settle(retry=has_room)
-                if has_room:
-                    retry_due_s = monotonic() + RETRY_INTERVAL_S
+                begins = not self._round.left
+                goes_on = await self._settle(retry=retry)
+                retry &= not begins  # of a round that had begun already nobody knows whom it has passed
             except (SQLAlchemyError, OSError) as error:
                 _log.warning("leases not followed", error_type=type(error).__name__)
+                await asyncio.sleep(TICK_S)
+                continue
+            if goes_on or retry:
+                continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
+                async with asyncio.timeout(max(0.0, tick_due_s - monotonic())):
                     await self._woken.wait()
 
     async def settle(self, *, retry: bool = False) -> None:
-        """Let leases follow every change up to now, before a policy is composed of them.
+        """Let leases follow every change up to now.
 
         Args:
             retry: also look at quotas that are not where they should be: a node may have given something back.
         """
-        async with self._settling:  # the others find it done; in the database they would hold a connection meanwhile
-            await self._settle(retry)
+        while await self._settle(retry=retry) and (retry or self._round.is_owed):
+            pass
 
-    async def _settle(self, retry: bool) -> None:
-        async with self._database.transaction(_SCOPE) as session:
-            state = (await session.scalars(select(models.PolicyState))).one()
-            lease = models.QuotaLease
-            unmet = retry and (
-                await session.scalar(
-                    select(select(lease.tenant_id).where(lease.granted_bytes != lease.target_bytes).exists())
-                )
-                or await tenants_with_unmet_limits(session)
-            )
-            if state.leased_version >= state.version and not unmet:
-                return
-        async with self._database.transaction(_SCOPE) as session:
-            await lock_leases(session)
-            await self._step(session)
+    async def settle_changed(self) -> None:
+        """Let the leases of tenants follow that were changed by name, whoever else has still to follow.
 
-    async def _step(self, session: AsyncSession) -> None:
-        """One step of every tenant that something has happened to. Needs the lock of the leases."""
-        version, leased_version = (
-            await session.execute(select(models.PolicyState.version, models.PolicyState.leased_version))
-        ).one()
-        tenants = await _touched(session, leased_version, version)
-        changed: dict[QuotaKey, dict[NodeId, Holding]] = {}
-        limits: dict[NamespaceKey, dict[NodeId, Holding]] = {}
-        if tenants is None or tenants:
-            await lock_tenants(session, tenants)
-            members = await read_members(session)
-            names = sorted(await session.scalars(select(models.Tenant.id)) if tenants is None else tenants)
-            # Of 10,000 tenants on 8 nodes it takes seconds, in which calls and streams go on; and the transaction must
-            # not be idle for long.
-            for at in range(0, len(names), _TENANTS_AT_ONCE):
-                some = [TenantId(name) for name in names[at : at + _TENANTS_AT_ONCE]]
-                book = await read_book(session, some)
-                moved = await asyncio.to_thread(_follow, book, members, version + 1)
-                limits |= await step_namespaces(session, some, members, book, moved=moved, version=version + 1)
-                changed |= moved
-        if changed or limits:
-            movers = {key[0] for key in changed} | {key[0] for key in limits}
-            planned = version + versions_of(movers)
-            changed, limits = _carried_by(changed, version + 1, planned), _carried_by(limits, version + 1, planned)
-            # Before the version is raised: that holds up everybody else's changes until the commit.
-            await write_holdings(session, changed)
-            await write_namespace_holdings(session, limits)
-            carried = await bump_policy_versions(session, self._clock(), movers)
-            if carried == planned:
-                version = carried
-            else:  # others have raised the version since it was read; what they changed is the next step's
-                await write_holdings(session, _carried_by(changed, planned, carried))
-                await write_namespace_holdings(session, _carried_by(limits, planned, carried))
-        await _leased_up_to(session, version)
+        So a quota that is changed does not wait for 10,000 others that follow a node that joins.
+        """
+        await self._settle(only_changed=True)
+
+    async def _settle(self, *, retry: bool = False, only_changed: bool = False) -> bool:
+        """Do one step, if there is anything to do; return whether somebody is left."""
+        # Held for one step: whoever asks meanwhile comes in between two, or finds it done. In the database they would
+        # hold a connection while they wait.
+        async with self._settling:
+            async with self._database.transaction(_SCOPE) as session:
+                state = (await session.scalars(select(models.PolicyState))).one()
+                is_behind = state.version > self._round.followed_from(state.version, state.leased_version)
+                has_left = bool(self._round.left) and not only_changed
+                if not (is_behind or has_left or (retry and await unmet_tenants(session))):
+                    return False
+            async with self._database.transaction(_SCOPE) as session:
+                await lock_leases(session)
+                after = await step(session, self._round, self._clock(), retry=retry, only_changed=only_changed)
+            self._round = after
+            return bool(after.left)
 
     async def tick(self) -> None:
         """Admit processes whose wait is over, and take back what was leased to nodes that are lost."""
@@ -236,7 +199,9 @@ class LeaseKeeper:
             await lock_tenants(session, None)
         if not (work.admit or work.reclaim):
             return
-        version = await bump_policy_version(session, self._clock())
+        # A node that is admitted had nothing, and hears it all anew; what is taken back is to go to the others.
+        concern = models.Concern.MEMBERS if work.reclaim else models.Concern.NOBODY
+        version = await bump_policy_version(session, self._clock(), concern=concern)
         for node in work.admit:
             store_terms(rows[node], lease_terms.admitted(terms_of(rows[node]), version))
             _log.info("node has its leases: whoever had them before cannot grow any more", node=node)
@@ -264,7 +229,7 @@ class LeaseKeeper:
             tenants = {tenant for tenant, _ in demands}
             await lock_tenants(session, tenants)
             book = await read_book(session, tenants)
-            capacities = _capacities(members)
+            capacities = capacities_by_tier(members)
             moved: dict[QuotaKey, dict[NodeId, Holding]] = {}
             for key, by_node in demands.items():
                 if key not in book.quotas:
@@ -283,59 +248,6 @@ class LeaseKeeper:
             await write_holdings(session, moved)
             if moved:
                 _log.info("quotas follow demand", quotas=len(moved))
-
-
-async def _touched(session: AsyncSession, leased_version: int, version: int) -> set[TenantId] | None:
-    """Tenants whose leases may have to move: they changed after ``leased_version``, or are not where they should be.
-
-    Returns:
-        None for all: something changed that is no tenant's alone, or nobody wrote down what.
-    """
-    change, lease = models.PolicyChange, models.QuotaLease
-    changed = list(await session.scalars(select(change.tenant_id).where(change.version > leased_version)))
-    if len(changed) < version - leased_version or None in changed:
-        return None
-    unmet = await session.scalars(select(lease.tenant_id).where(lease.granted_bytes != lease.target_bytes).distinct())
-    unmet_limits = await tenants_with_unmet_limits(session)
-    return {TenantId(tenant) for tenant in {*changed, *unmet, *unmet_limits} if tenant is not None}
-
-
-def _follow(book: LeaseBook, members: Mapping[Tier, Members], version: int) -> dict[QuotaKey, dict[NodeId, Holding]]:
-    """The holdings of each quota that change in one step, in the policy ``version``."""
-    capacities = _capacities(members)
-    changed: dict[QuotaKey, dict[NodeId, Holding]] = {}
-    for key, quota in book.quotas.items():
-        reserved = split_reserved(quota, capacities[key[1]]) if quota.reserved_bytes else {}
-        new = leases.lease(quota.limit_bytes, book.holdings[key], members[key[1]], version, reserved)
-        if new:
-            changed[key] = new
-    return changed
-
-
-def _capacities(members: Mapping[Tier, Members]) -> dict[Tier, dict[NodeId, int]]:
-    return {
-        tier: {node: member.capacity_bytes for node, member in of_tier.items()} for tier, of_tier in members.items()
-    }
-
-
-def _carried_by(
-    changed: Mapping[KeyT, Mapping[NodeId, Holding]], planned: int, carried: int
-) -> dict[KeyT, dict[NodeId, Holding]]:
-    """What was planned for one version, in the version that carries it."""
-    return {
-        key: {
-            node: replace(holding, version=carried) if holding.version == planned else holding
-            for node, holding in by_node.items()
-        }
-        for key, by_node in changed.items()
-    }
-
-
-async def _leased_up_to(session: AsyncSession, version: int) -> None:
-    await session.execute(
-        update(models.PolicyState).where(models.PolicyState.leased_version < version).values(leased_version=version)
-    )
-    await session.execute(delete(models.PolicyChange).where(models.PolicyChange.version < version - _CHANGES_KEPT))
 
 
 def _standing(row: models.Node, lost_before: datetime) -> Standing:

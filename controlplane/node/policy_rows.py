@@ -230,9 +230,25 @@ async def _changed_since(session: AsyncSession, base_version: int, version: int)
     """
     change = models.PolicyChange
     rows = list(
-        await session.scalars(select(change.tenant_id).where(change.version > base_version, change.version <= version))
+        await session.execute(
+            select(change.tenant_id, change.concern).where(change.version > base_version, change.version <= version)
+        )
     )
-    if len(rows) != version - base_version or None in rows:
+    if len(rows) != version - base_version or (None, None) in rows:
         return None
-    changed = frozenset(TenantId(tenant) for tenant in rows if tenant is not None)
-    return changed if len(changed) <= DELTA_TENANTS_MAX else None
+    changed = {TenantId(tenant) for tenant, _ in rows if tenant is not None}
+    if len(changed) <= DELTA_TENANTS_MAX and any(concern == models.Concern.MEMBERS for _, concern in rows):
+        changed |= await _split_by_capacity(session)
+    return frozenset(changed) if len(changed) <= DELTA_TENANTS_MAX else None
+
+
+async def _split_by_capacity(session: AsyncSession) -> set[TenantId]:
+    """Tenants whose parts of policies change with the nodes that there are, before their leases have followed; of more
+    than ``DELTA_TENANTS_MAX`` one more than those."""
+    quota, rates = models.TierQuota, models.RateLimits
+    reserve = select(quota.tenant_id).where(quota.reserved_bytes > 0)
+    limit = select(rates.tenant_id).where(
+        (rates.operations_per_s > 0) | (rates.bytes_per_s > 0) | (rates.ssd_write_bytes_per_s > 0)
+    )
+    rows = await session.scalars(reserve.union(limit).limit(DELTA_TENANTS_MAX + 1))
+    return {TenantId(tenant) for tenant in rows}

@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from controlplane.clock import Clock
-from controlplane.db import Database
+from controlplane.db import Database, models
 from controlplane.node import registry
 from controlplane.node.lease_keeper import LeaseKeeper
 from controlplane.node.policy_encode import TenantEncoder, encode_delta, encode_policy
@@ -97,7 +97,10 @@ class PolicyReader:
             del self._reads[base_version]
 
     async def _read(self, base_version: int | None) -> View:
-        await self._keeper.settle()
+        if base_version is None:
+            await self._keeper.settle()
+        else:
+            await self._keeper.settle_changed()
         rows = await read_policy_rows(self._database, base_version)
         if rows.changed is not None:
             return View(PolicyComposer(rows))
@@ -118,6 +121,7 @@ class NodeStream:
     Attributes:
         accepts_deltas: what the node said when it opened the stream; without it every push is a snapshot, and none
             waits for an answer.
+        opened_version: of when it opened: what is older may know nothing of the node's registration.
         sent_version: of the last push; 0 where the next one is due whether there is a change or not.
         base_version: what a delta may go on from; None for a snapshot.
         answered: set while no push waits for its answer.
@@ -126,6 +130,7 @@ class NodeStream:
     node: NodeId
     fencing_epoch: int
     accepts_deltas: bool
+    opened_version: int = 0
     sent_version: int = 0
     base_version: int | None = None
     answered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -185,10 +190,15 @@ class PolicyPusher:
                 await asyncio.wait({drained})
 
     async def _next(self, stream: NodeStream) -> node_pb2.StreamPolicyResponse | None:
-        view = await self._reader.read(stream.base_version, stream.sent_version + 1)
+        version_min = max(stream.sent_version + 1, stream.opened_version)
+        view = await self._reader.read(stream.base_version, version_min)
+        row = self._row_of(stream, view)
+        if stream.base_version is not None and row.lease_version > stream.base_version:
+            # The node's lease began anew: what it has of every tenant may be another, and the rows do not say so.
+            stream.base_version = None
+            view = await self._reader.read(None, view.rows.version)
+            self._row_of(stream, view)
         rows, now, lease_duration = view.rows, self._clock(), self._keeper.lease_duration
-        row = next((row for row in rows.nodes if row.id == stream.node), None)
-        registry.require_epoch(row, stream.node, stream.fencing_epoch)
         if stream.base_version is not None and rows.base_version == stream.base_version:
             response = node_pb2.StreamPolicyResponse(delta=view.delta(stream.node, now, lease_duration))
         else:
@@ -197,6 +207,10 @@ class PolicyPusher:
             response = node_pb2.StreamPolicyResponse(snapshot=snapshot)
         stream.sent(rows.version)
         return response
+
+    def _row_of(self, stream: NodeStream, view: View) -> models.Node:
+        row = next((row for row in view.rows.nodes if row.id == stream.node), None)
+        return registry.require_epoch(row, stream.node, stream.fencing_epoch)
 
 
 async def _first(

@@ -1,4 +1,4 @@
-"""The registry of cache nodes: rows of nodes and of what they report. Every function runs in the caller's transaction.
+"""The registry of cache nodes: their rows. Every function runs in the caller's transaction.
 
 A node proves that it is the current process of its name by the fencing epoch: each registration raises it, and whatever
 comes with an older one is refused, so a process that was cut off and replaced cannot overwrite the books of its
@@ -7,12 +7,12 @@ successor (I8).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core import lease_terms
@@ -20,7 +20,7 @@ from controlplane.db import models
 from controlplane.db.locks import lock_quotas
 from controlplane.node.lease_rows import store_terms, terms_of, to_ms
 from saltern.errors import AbortedError
-from saltern.names import NodeId, TenantId
+from saltern.names import NodeId
 from tenants.quota import Tier, check_reservations
 
 REPORT_INTERVAL_S: Final = 2
@@ -49,34 +49,21 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class TierBooks:
-    """What a tenant holds on one tier of one node (I8), and how that compares with its reservation there."""
-
-    used_bytes: int
-    entries: int
-    lent_bytes: int
-    borrowed_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class TenantBooks:
-    """Absolute books of one tenant on one node: what it holds, and counters since the node's process started.
+class Registered:
+    """A registration that :func:`begin_lease` is to complete.
 
     Attributes:
-        counters: by the names of ``USAGE_COUNTERS``.
-        maps: counters by name (a cause, a reason), by the names of ``USAGE_MAPS``.
-        ssd: by the names of the fields of ``SsdActivity``; None without an SSD tier.
+        row: the node's, locked.
+        is_member_change: the node is new, or another one to those who split quotas by capacity: what they gave to whom
+            has to be looked at again. A process that follows another one on the same node is not.
     """
 
-    tenant: TenantId
-    tiers: Mapping[Tier, TierBooks]
-    counters: Mapping[str, int]
-    maps: Mapping[str, Mapping[str, int]]
-    ssd: Mapping[str, int] | None
+    row: models.Node
+    is_member_change: bool
 
 
-async def register(session: AsyncSession, node: NodeId, facts: NodeFacts, now: datetime) -> models.Node:
-    """Store a registration under a new fencing epoch; return the row, locked, for :func:`begin_lease` to complete.
+async def register(session: AsyncSession, node: NodeId, facts: NodeFacts, now: datetime) -> Registered:
+    """Store a registration under a new fencing epoch.
 
     Raises:
         FailedPreconditionError: RESERVATIONS_ABOVE_CAPACITY: the node comes back smaller, and what is left no longer
@@ -97,6 +84,7 @@ async def register(session: AsyncSession, node: NodeId, facts: NodeFacts, now: d
         "last_report_time": now,
     }
     row = await session.get(models.Node, node, with_for_update=True)
+    is_known = row is not None and terms_of(row).takes_leases and capacities_of(row) == _capacities_in(facts)
     if row is None:
         row = models.Node(id=node, fencing_epoch=1, settled_version=0, lease_version=0, state_id="", **columns)
         session.add(row)
@@ -105,7 +93,7 @@ async def register(session: AsyncSession, node: NodeId, facts: NodeFacts, now: d
             setattr(row, name, value)
         row.fencing_epoch += 1
     await session.flush()
-    return row
+    return Registered(row, is_member_change=not is_known)
 
 
 def begin_lease(row: models.Node, state_id: str, now: datetime, duration: timedelta, version: int) -> None:
@@ -175,48 +163,6 @@ def require_epoch(row: models.Node | None, node: NodeId, fencing_epoch: int) -> 
     return row
 
 
-async def replace_usage(session: AsyncSession, node: NodeId, books: Iterable[TenantBooks], now: datetime) -> None:
-    """Replace everything that was reported for ``node``: a report is the whole truth, not a difference (I8).
-
-    Books of tenants that were deleted meanwhile are dropped.
-    """
-    books = list(books)
-    # Tenants before usage, as the cascade of a deletion does it, or the two could wait for each other.
-    named = select(models.Tenant.id).where(models.Tenant.id.in_([book.tenant for book in books]))
-    known = set(await session.scalars(named.order_by(models.Tenant.id).with_for_update(read=True, key_share=True)))
-    kept = [book for book in books if book.tenant in known]
-    await session.execute(delete(models.NodeTierUsage).where(models.NodeTierUsage.node_id == node))
-    await session.execute(delete(models.NodeUsage).where(models.NodeUsage.node_id == node))
-    usage = [
-        {
-            "node_id": node,
-            "tenant_id": book.tenant,
-            "report_time": now,
-            "ssd": book.ssd,
-            **book.counters,
-            **book.maps,
-        }
-        for book in kept
-    ]
-    tiers = [
-        {
-            "node_id": node,
-            "tenant_id": book.tenant,
-            "tier": tier,
-            "used_bytes": tier_books.used_bytes,
-            "entries": tier_books.entries,
-            "lent_bytes": tier_books.lent_bytes,
-            "borrowed_bytes": tier_books.borrowed_bytes,
-        }
-        for book in kept
-        for tier, tier_books in book.tiers.items()
-    ]
-    if usage:
-        await session.execute(insert(models.NodeUsage), usage)
-    if tiers:
-        await session.execute(insert(models.NodeTierUsage), tiers)
-
-
 async def _check_capacity(session: AsyncSession, node: NodeId, facts: NodeFacts) -> None:
     # Before the node's row, unlike elsewhere: whoever changes quotas takes no row of a node, so nobody waits crosswise.
     await lock_quotas(session)
@@ -228,6 +174,10 @@ async def _check_capacity(session: AsyncSession, node: NodeId, facts: NodeFacts)
         if own_bytes < before_bytes.get(node, 0):
             total_bytes = sum((before_bytes | {node: own_bytes}).values())
             check_reservations((quota.reserved_bytes for quota in quotas if quota.tier is tier), total_bytes, tier)
+
+
+def _capacities_in(facts: NodeFacts) -> dict[Tier, int]:
+    return {tier: facts.capacities_bytes.get(tier, 0) for tier in Tier}
 
 
 def capacities_of(row: models.Node) -> dict[Tier, int]:

@@ -13,9 +13,10 @@ import structlog
 from controlplane.audit import DenialLog, record
 from controlplane.caller import Caller, authorise, current_caller
 from controlplane.clock import Clock, utc_now
-from controlplane.db import Database, bump_policy_version
+from controlplane.db import Database, bump_policy_version, models
 from controlplane.node import registry
-from controlplane.node.decode import decode_books, decode_facts
+from controlplane.node.answers import Answer, AnswerBook
+from controlplane.node.decode import ReportChecker, decode_facts
 from controlplane.node.identity import require_node
 from controlplane.node.lease_keeper import LeaseKeeper
 from controlplane.node.policy_feed import PolicyFeed
@@ -56,8 +57,9 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._database = database
         self._allow_unbound_keys = allow_unbound_keys
         self._restored = restored
+        self._checker = ReportChecker()
         self._reports = ReportIntake(database)
-        self._feed = feed
+        self._answers = AnswerBook(database, feed, keeper)
         self._keeper = keeper
         self._denials = denials
         self._clock = clock
@@ -71,12 +73,14 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         facts = decode_facts(request)
         now = self._clock()
         async with self._database.transaction() as session:
-            row = await registry.register(session, node, facts, now)
+            registered = await registry.register(session, node, facts, now)
+            row = registered.row
 
             async def begin_lease() -> int:
                 """The shares of every node depend on this one's capacity; and a stream of the node's previous process
                 wakes up and finds itself fenced."""
-                version = await bump_policy_version(session, now)
+                concern = models.Concern.MEMBERS if registered.is_member_change else models.Concern.NOBODY
+                version = await bump_policy_version(session, now, concern=concern)
                 registry.begin_lease(row, facts.state_id, now, self._keeper.lease_duration, version)
                 return version
 
@@ -121,7 +125,10 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 hint="say first which node follows the policy",
             )
         _, node_id = await self._authorise("StreamPolicy", first)
-        node = NodeStream(node_id, first.fencing_epoch, first.accepts_deltas)
+        async with self._database.transaction() as session:
+            await registry.require_current(session, node_id, first.fencing_epoch)
+            opened_version = await read_version(session)
+        node = NodeStream(node_id, first.fencing_epoch, first.accepts_deltas, opened_version)
         answers = asyncio.create_task(self._follow_answers(requests, node), name=f"policy answers of {node.node}")
         try:
             async for push in self._pusher.pushes(node, answers):
@@ -136,7 +143,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self, request: node_pb2.ReportUsageRequest, context: Context
     ) -> node_pb2.ReportUsageResponse:
         _, node = await self._authorise("ReportUsage", request)
-        books = decode_books(request)
+        said = await self._checker.check(node, request)
         now = self._clock()
         async with self._database.transaction() as session:
             row = await registry.require_current(session, node, request.fencing_epoch, lock=True)
@@ -151,7 +158,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             self._keeper.wake()
         response = node_pb2.ReportUsageResponse(lease_version=row.lease_version, policy_version=newest_version)
         response.lease_duration.FromTimedelta(self._keeper.lease_duration)
-        await self._reports.take_in(Report(node, request, books, now))
+        await self._reports.take_in(Report(node, request, said, now))
         return response
 
     async def finish_reports(self) -> None:
@@ -199,11 +206,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                     applied_version=answer.applied_version,
                     error_message=answer.error_message[:_ERROR_MESSAGE_MAX_CHARS],
                 )
-            async with self._database.transaction() as session:
-                row = await registry.require_current(session, stream.node, answer.fencing_epoch, lock=True)
-                row.applied_version = answer.applied_version
-                has_settled = registry.settle(row, answer.settled_version)
+            await self._answers.store(
+                Answer(stream.node, answer.fencing_epoch, answer.applied_version, answer.settled_version)
+            )
             stream.take_answer(answer.applied_version, is_refusal=bool(answer.error_message))
-            await self._feed.answered()
-            if has_settled:
-                self._keeper.wake()

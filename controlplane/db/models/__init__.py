@@ -37,7 +37,7 @@ from controlplane.db.models.credentials import ApiKey, Bootstrap, SigningKey, To
 from controlplane.db.models.key_encryption import KeyEncryptionKey, KeyEncryptionKeyHolder
 from controlplane.db.models.metering import Meter, MeteredProcess, MeteringState, OpenUsage, UsageRecord
 from controlplane.db.models.nodes import NamespaceLease, Node, QuotaLease
-from controlplane.db.models.policy import PolicyChange, PolicyState
+from controlplane.db.models.policy import Concern, PolicyChange, PolicyState
 from controlplane.db.models.salts import SaltEpoch, SaltPolicy
 from controlplane.db.models.sharing import SharingGroup, SharingGroupMember
 from controlplane.db.models.tenants import Namespace, RateLimits, Tenant, TierQuota
@@ -51,6 +51,7 @@ __all__ = [
     "BLOCK_TOKENS_MAX",
     "Base",
     "Bootstrap",
+    "Concern",
     "DISPLAY_NAME_MAX_CHARS",
     "HASH_FORMAT_NEWEST",
     "KeyEncryptionKey",

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from controlplane.db import models
-from controlplane.metering import HourCloser, MeterIntake
+from controlplane.metering import HourCloser, MeterIntake, Registration
 from saltern import errors
 from saltern.admin.v1 import usage_pb2
 from saltern.names import NodeId
@@ -48,8 +48,8 @@ async def now(admin: Admin) -> datetime:
         namesake = node_pb2.ReportUsageRequest(counters_id="1" * 32, sequence=sequence)
         namesake.tenants.add(tenant_id="acme", tenant_uid=str(GONE), get_hits=1_000_000)
         async with admin.database.transaction() as session:
-            await intake.take_in(session, NodeId("n1"), report, at, CAPACITIES_BYTES)
-            await intake.take_in(session, NodeId("n2"), namesake, at, CAPACITIES_BYTES)
+            await intake.take_in(session, Registration(NodeId("n1"), GONE, 1), report, at, CAPACITIES_BYTES)
+            await intake.take_in(session, Registration(NodeId("n2"), GONE, 1), namesake, at, CAPACITIES_BYTES)
         if sequence == 1:
             await HourCloser(admin.database, lambda: now - 2 * HOUR).step()
     return now

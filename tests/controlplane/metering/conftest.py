@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from controlplane.db import Database, PlatformScope, connect
-from controlplane.metering import HourCloser, MeterIntake
+from controlplane.metering import HourCloser, MeterIntake, Registration
 from saltern.names import NodeId
 from saltern.node.v1 import node_pb2
 from tenants.quota import Tier
@@ -18,6 +20,7 @@ from tests.support.control import migrate
 #: An hour that is long over by the database's own clock: only such are closed, and only records so old may be removed.
 START = (datetime.now(UTC) - timedelta(days=90)).replace(hour=12, minute=0, second=0, microsecond=0)
 
+REGISTRATION = Registration(NodeId("n1"), UUID(int=1), fencing_epoch=1)
 CAPACITIES_BYTES = {Tier.DRAM: 2**53, Tier.SSD: 2**44}
 
 
@@ -45,7 +48,8 @@ class Metering:
             node_id=node, counters_id=f"{counters:032x}", sequence=sequence, tenants=usages
         )
         async with self.database.transaction(PlatformScope()) as session:
-            await (intake or self.intake).take_in(session, NodeId(node), request, self.now, CAPACITIES_BYTES)
+            registration = replace(REGISTRATION, node=NodeId(node))
+            await (intake or self.intake).take_in(session, registration, request, self.now, CAPACITIES_BYTES)
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from controlplane.metering.records import DAY, HOUR, Record
 from saltern.admin.v1 import quotas_pb2, usage_pb2
 from saltern.billing.digest import RecordsDigest
 from saltern.errors import InvalidArgumentError
-from saltern.names import NodeId, TenantId
+from saltern.names import TenantId
 from saltern.node.v1 import node_pb2
 from tenants.quota import Tier
-from tests.controlplane.metering.conftest import CAPACITIES_BYTES, START, Metering
+from tests.controlplane.metering.conftest import CAPACITIES_BYTES, REGISTRATION, START, Metering
 
 ACME, OTHER = UUID(int=1), UUID(int=2)
 
@@ -86,7 +86,7 @@ async def test_i8_what_was_not_stored_is_not_remembered_either(metering: Meterin
     with pytest.raises(ZeroDivisionError):
         async with metering.database.transaction(PlatformScope()) as session:
             request = node_pb2.ReportUsageRequest(counters_id=f"{1:032x}", sequence=2, tenants=[usage(100, hits=6)])
-            await metering.intake.take_in(session, NodeId("n1"), request, metering.now, CAPACITIES_BYTES)
+            await metering.intake.take_in(session, REGISTRATION, request, metering.now, CAPACITIES_BYTES)
             raise ZeroDivisionError
     await metering.report(usage(100, hits=8), sequence=3, after_s=2)
     (record,) = await records(metering)

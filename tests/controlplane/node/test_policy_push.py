@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import delete
 
-from controlplane.db import ServiceScope, ServiceTask, bump_policy_version, models
+from controlplane.db import Database, ServiceScope, ServiceTask, bump_policy_version, models
+from controlplane.node import push
+from controlplane.node.policy_rows import PolicyRows, read_policy_rows
 from dataplane.policy_codec import decode_snapshot
-from saltern.admin.v1 import credentials_pb2, tenants_pb2
+from saltern.admin.v1 import credentials_pb2, nodes_pb2, quotas_pb2, tenants_pb2, tokens_pb2
 from saltern.auth.v1 import auth_pb2
 from saltern.names import TenantId
 from saltern.node.v1 import node_pb2
@@ -155,3 +158,88 @@ async def settled(control: Control, *nodes: Follower) -> None:
         for one in nodes:
             await one.follow(newest)
         await asyncio.sleep(0.05)
+
+
+async def test_what_concerns_no_tenant_goes_out_as_a_delta_of_none(control: Control, as_node: Metadata) -> None:
+    """A key of the platform, a node that is cordoned, the signing keys: of 10,000 tenants nothing is said anew."""
+    await control.add_tenant("acme", "chat", limit_bytes=10 * MIB)
+    admin = await control.bearer(control.admin_key)
+    async with following(control, as_node) as one:
+        await settled(control, one)
+        tenants, keys, before = list(one.policy.tenants), len(one.policy.key_set.keys), len(one.pushes)
+        await control.add_api_key(credentials_pb2.ROLE_NODE, key_id="another")
+        await one.follow(await version(control))
+        await control.nodes.CordonNode(nodes_pb2.CordonNodeRequest(name="nodes/node-1"), metadata=admin)
+        await one.follow(await version(control))
+        await control.tokens.RotateSigningKey(tokens_pb2.RotateSigningKeyRequest(), metadata=admin)
+        await one.follow(await version(control))
+        assert set(one.pushes[before:]) == {"delta"}
+        assert list(one.policy.tenants) == tenants
+        assert len(one.policy.key_set.keys) == keys + 1
+
+
+async def test_of_a_node_that_joins_the_others_hear_in_deltas(control: Control, as_node: Metadata) -> None:
+    """What is split by capacity changes at once; leases follow, and go out as the tenants that they are of."""
+    await control.add_tenant("acme", "chat", limit_bytes=10 * MIB)
+    await control.add_tenant("blue", "chat")
+    async with following(control, as_node) as one:
+        await settled(control, one)
+        await control.set_quota("acme", limit_bytes=10 * MIB, reserved_bytes=4 * MIB)
+        await settled(control, one)
+        before = len(one.pushes)
+        async with following(control, as_node, "node-2") as two:
+            async with asyncio.timeout(30):
+                while [(share.limit_bytes, share.reserved_bytes) for share in acme_on(one, two)] != [
+                    (5 * MIB, 2 * MIB),
+                    (5 * MIB, 2 * MIB),
+                ]:
+                    await settled(control, one, two)
+            assert set(one.pushes[before:]) == {"delta"}
+
+
+def acme_on(*nodes: Follower) -> list[quotas_pb2.TierQuota]:
+    tiers = [tier for node in nodes for tier in by_tenant(node.policy)["acme"].tiers]
+    return [tier for tier in tiers if tier.tier == quotas_pb2.TIER_DRAM]
+
+
+async def test_a_node_whose_lease_begins_anew_gets_everything_anew(control: Control, as_node: Metadata) -> None:
+    """It waited for an earlier process, and had nothing: no tenant was changed by name."""
+    await control.add_tenant("acme", "chat", limit_bytes=10 * MIB)
+    async with following(control, as_node), following(control, as_node) as elsewhere:
+        await elsewhere.follow(await version(control))
+        assert acme_on(elsewhere)[0].limit_bytes == 0
+        async with control.database.transaction() as session:
+            (await session.get_one(models.Node, "node-1")).lease_from_time = datetime.now(UTC)
+        while acme_on(elsewhere)[0].limit_bytes == 0:
+            await elsewhere.next()
+            await elsewhere.answer()
+        assert elsewhere.pushes[-1] == "snapshot"
+
+
+async def test_a_stream_is_not_fenced_by_rows_from_before_its_registration(
+    control: Control, as_node: Metadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams share what is read: what was read for another one may not know yet that this node has registered."""
+    go_on, has_read = asyncio.Event(), asyncio.Event()
+
+    async def read_slowly(database: Database, base_version: int | None = None) -> PolicyRows:
+        rows = await read_policy_rows(database, base_version)
+        has_read.set()
+        await go_on.wait()
+        return rows
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+        monkeypatch.setattr(push, "read_policy_rows", read_slowly)
+        opening = group.create_task(stack.enter_async_context(following(control, as_node, "node-1")))
+        await has_read.wait()
+        joining = group.create_task(stack.enter_async_context(following(control, as_node, "node-2")))
+        while not await control_knows(control, "node-2"):
+            await asyncio.sleep(0.01)
+        go_on.set()
+        assert (await opening).policy.version
+        assert (await joining).policy.version
+
+
+async def control_knows(control: Control, node_id: str) -> bool:
+    async with control.database.transaction() as session:
+        return await session.get(models.Node, node_id) is not None

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, literal_column, select, update
 
-from controlplane.db import models
+from controlplane.db import ServiceScope, ServiceTask, models
+from controlplane.metering.intake import encode_tenants
 from controlplane.node import registry, report_intake
 from saltern import errors
-from saltern.admin.v1 import credentials_pb2, quotas_pb2
+from saltern.admin.v1 import credentials_pb2, quotas_pb2, usage_pb2
 from saltern.auth.v1 import auth_pb2
+from saltern.names import NodeId
 from saltern.node.v1 import node_pb2
 from tests.support.control import Control, refused
 
 Metadata = tuple[tuple[str, str], ...]
 COUNTERS = "0" * 31 + "1"
+NODE = NodeId("node-1")
 
 
 @pytest.fixture
@@ -36,6 +39,13 @@ async def register(control: Control, as_node: Metadata) -> int:
     )
     epoch: int = (await control.node.RegisterNode(request, metadata=as_node)).fencing_epoch
     return epoch
+
+
+def held(tenant: str, used_bytes: int, **fields: int) -> node_pb2.ReportUsageRequest:
+    """A report of a node of before the metering."""
+    request = node_pb2.ReportUsageRequest(node_id=NODE, **fields)  # type: ignore[arg-type]
+    request.tenants.add(tenant_id=tenant).tiers.add(tier=quotas_pb2.TIER_DRAM, used_bytes=used_bytes, entries=1)
+    return request
 
 
 async def report(control: Control, as_node: Metadata, hits: int, *, fencing_epoch: int = 1) -> None:
@@ -150,12 +160,9 @@ async def test_a_control_plane_that_stops_stores_what_it_has_answered(
     intake = report_intake.ReportIntake(control.database)
     await intake.finish()  # nothing to do
     epoch = await register(control, as_node)
-    message = node_pb2.ReportUsageRequest(node_id="node-1", fencing_epoch=epoch)
-    tiers = {registry.Tier.DRAM: registry.TierBooks(42, 1, 0, 0)}
-    counters = dict.fromkeys(models.USAGE_COUNTERS, 0)
-    books = registry.TenantBooks("acme", tiers, counters, {}, None)  # type: ignore[arg-type]
+    message = held("acme", 42, fencing_epoch=epoch)
     async with slow_books(control):
-        await intake.take_in(report_intake.Report("node-1", message, [books], await reported(control)))  # type: ignore[arg-type]
+        await intake.take_in(report_intake.Report(NODE, message, encode_tenants(message), await reported(control)))
         finishing = asyncio.create_task(intake.finish())
         done, _ = await asyncio.wait({finishing}, timeout=0.1)
         assert not done
@@ -169,9 +176,123 @@ async def test_a_control_plane_that_stops_does_not_wait_for_books_without_end(
     monkeypatch.setattr(report_intake, "ANSWER_WITHIN_S", 0.01)
     monkeypatch.setattr(report_intake, "FINISH_WITHIN_S", 0.01)
     intake = report_intake.ReportIntake(control.database)
-    message = node_pb2.ReportUsageRequest(node_id="node-1", fencing_epoch=await register(control, as_node))
-    books = registry.TenantBooks("acme", {}, dict.fromkeys(models.USAGE_COUNTERS, 0), {}, None)  # type: ignore[arg-type]
+    message = held("acme", 42, fencing_epoch=await register(control, as_node))
     async with slow_books(control):
-        await intake.take_in(report_intake.Report("node-1", message, [books], await reported(control)))  # type: ignore[arg-type]
+        await intake.take_in(report_intake.Report(NODE, message, encode_tenants(message), await reported(control)))
         await intake.finish()
         assert not intake._working
+
+
+class Reporter:
+    """A process of a node that reports tenants by name: (bytes held, hits)."""
+
+    def __init__(self, control: Control, as_node: Metadata, counters: int, uids: dict[str, str]) -> None:
+        self.control, self.as_node, self.uids = control, as_node, uids
+        self.counters_id, self.sequence, self.epoch = f"{counters:032x}", 0, 0
+
+    async def register(self) -> None:
+        self.epoch = await register(self.control, self.as_node)
+
+    async def report(self, **tenants: tuple[int, int]) -> None:
+        self.sequence += 1
+        request = node_pb2.ReportUsageRequest(
+            node_id=NODE, fencing_epoch=self.epoch, counters_id=self.counters_id, sequence=self.sequence
+        )
+        for tenant, (used, hits) in tenants.items():
+            usage = request.tenants.add(tenant_id=tenant, tenant_uid=self.uids[tenant], get_hits=hits)
+            usage.tiers.add(tier=quotas_pb2.TIER_DRAM, used_bytes=used, entries=1)
+        await self.control.node.ReportUsage(request, metadata=self.as_node)
+
+
+async def books(control: Control) -> dict[str, tuple[int, int, str]]:
+    """(bytes held, hits, which write of the row it is) by tenant."""
+    usage, tiers = models.NodeUsage, models.NodeTierUsage
+    statement = select(usage.tenant_id, tiers.used_bytes, usage.get_hits, literal_column("node_usage.xmin::text"))
+    async with control.database.transaction(ServiceScope(ServiceTask.LEASES)) as session:
+        rows = await session.execute(statement.join(tiers, tiers.tenant_id == usage.tenant_id))
+        return {tenant: (used, hits, write) for tenant, used, hits, write in rows}
+
+
+@pytest.fixture
+async def reporters(control: Control, as_node: Metadata) -> tuple[Reporter, Reporter]:
+    for tenant in ("blue", "cyan"):
+        await control.add_tenant(tenant, "chat", limit_bytes=2**20)
+    async with control.database.transaction(ServiceScope(ServiceTask.LEASES)) as session:
+        rows = await session.execute(select(models.Tenant.id, models.Tenant.uid))
+        uids = {tenant: str(uid) for tenant, uid in rows}
+    return Reporter(control, as_node, 1, uids), Reporter(control, as_node, 2, uids)
+
+
+async def test_i8_of_a_report_only_what_has_changed_is_written_and_what_it_names_no_more_is_removed(
+    control: Control, reporters: tuple[Reporter, Reporter]
+) -> None:
+    one, _ = reporters
+    await one.register()
+    await one.report(acme=(1, 10), blue=(2, 20), cyan=(3, 30))
+    first = await books(control)
+    await one.report(acme=(1, 10), blue=(2, 21))
+    second = await books(control)
+    assert {tenant: said[:2] for tenant, said in second.items()} == {"acme": (1, 10), "blue": (2, 21)}
+    assert second["acme"] == first["acme"], "a row that says the same is not written again"
+    await one.report(acme=(1, 10), blue=(2, 21), cyan=(3, 30))
+    assert {tenant: said[:2] for tenant, said in (await books(control)).items()}["cyan"] == (3, 30)
+
+
+async def test_i8_books_are_those_of_the_process_that_reported_last(
+    control: Control, reporters: tuple[Reporter, Reporter]
+) -> None:
+    """A process that comes back says what it said before: that is not what is stored any more."""
+    one, two = reporters
+    await one.register()
+    await one.report(acme=(1, 10), blue=(2, 20))
+    await two.register()
+    await two.report(acme=(7, 70), cyan=(9, 90))
+    assert {tenant: said[:2] for tenant, said in (await books(control)).items()} == {"acme": (7, 70), "cyan": (9, 90)}
+    await one.register()
+    await one.report(acme=(1, 10), blue=(2, 20))
+    assert {tenant: said[:2] for tenant, said in (await books(control)).items()} == {"acme": (1, 10), "blue": (2, 20)}
+
+
+async def test_i8_a_node_that_was_removed_and_comes_back_is_stored_anew(
+    control: Control, reporters: tuple[Reporter, Reporter]
+) -> None:
+    one, _ = reporters
+    await one.register()
+    await one.report(acme=(1, 10))
+    async with control.database.transaction() as session:
+        await session.execute(delete(models.Node))
+    await one.register()
+    assert one.epoch == 1, "as before"
+    await one.report(acme=(1, 10))
+    assert (await books(control))["acme"][:2] == (1, 10)
+
+
+async def test_i8_two_control_planes_take_in_one_node(control: Control, reporters: tuple[Reporter, Reporter]) -> None:
+    """What one of them remembers is not what is stored once the other has taken in a report."""
+    one, _ = reporters
+    await one.register()
+    await one.report(acme=(1, 10), blue=(2, 20))
+    elsewhere = report_intake.ReportIntake(control.database)
+    message = node_pb2.ReportUsageRequest(
+        node_id=NODE, fencing_epoch=one.epoch, counters_id=one.counters_id, sequence=2
+    )
+    await elsewhere.take_in(report_intake.Report(NODE, message, {}, await reported(control)))
+    assert not await books(control)
+    one.sequence = 2
+    await one.report(acme=(1, 10), blue=(2, 20))
+    assert {tenant: said[:2] for tenant, said in (await books(control)).items()} == {"acme": (1, 10), "blue": (2, 20)}
+
+
+async def test_usage_says_when_it_was_reported_last_and_not_since_when_it_says_so(
+    control: Control, reporters: tuple[Reporter, Reporter]
+) -> None:
+    one, _ = reporters
+    await one.register()
+    await one.report(acme=(1, 10))
+    async with control.database.transaction(ServiceScope(ServiceTask.LEASES)) as session:
+        await session.execute(update(models.NodeUsage).values(report_time=datetime(2026, 1, 1, tzinfo=UTC)))
+    await one.report(acme=(1, 10))
+    admin = await control.bearer(control.admin_key)
+    usage = await control.usage.GetUsage(usage_pb2.GetUsageRequest(tenant="tenants/acme"), metadata=admin)
+    now_s = (await reported(control)).timestamp()
+    assert now_s - 10 < usage.report_time.seconds <= now_s
