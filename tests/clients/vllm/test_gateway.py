@@ -54,7 +54,7 @@ class Front:
     def __init__(self, control: Control, folder: Path, **settings: Any) -> None:
         self.engine = Engine()
         key_file = folder / "seal-key"
-        given = {"check_every_s": 30.0, "namespace": "chat"} | settings
+        given: dict[str, Any] = {"check_every_s": 30.0, "namespace": "chat"} | settings
         self.gateway = SalternGateway(
             self.engine, GatewaySettings(f"127.0.0.1:{control.plane.endpoint.port}", key_file, **given)
         )
@@ -125,7 +125,7 @@ async def test_i2_the_salt_follows_from_the_token_and_whatever_the_body_says_is_
     secrets = {tenant: await writer(control, tenant) for tenant in ("acme", "blue")}
     tokens = {tenant: (await control.exchange(secret, "chat")).access_token for tenant, secret in secrets.items()}
     ann = (await control.exchange(secrets["acme"], "chat", user_id="ann")).access_token
-    salts = {}
+    salts: dict[str, str] = {}
     for name, token in (*tokens.items(), ("ann", ann)):
         forged = PROMPT | {
             "cache_salt": salts.get("acme", "x"),
