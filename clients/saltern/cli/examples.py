@@ -50,8 +50,8 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "share remove": ("saltern share remove acme/research blue/chat",),
     "share delete": ("saltern share delete acme/research",),
     "replay run": (
-        "saltern replay conversation.jsonl.gz --engines 8 --nodes 4 --node-memory 1TiB",
-        "saltern replay chat=conversation.jsonl.gz agent=sessions.jsonl.gz --block-tokens 512 --json report.json",
+        "saltern replay run conversation.jsonl.gz --engines 8 --nodes 4 --node-memory 1TiB",
+        "saltern replay run chat=conversation.jsonl.gz agent=sessions.jsonl.gz --block-tokens 512 --json report.json",
     ),
     "key create": (
         "saltern key create ci --tenant acme --role writer --expires-in 90d --save ci.key",

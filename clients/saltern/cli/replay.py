@@ -67,8 +67,20 @@ def replay() -> None:
     metavar="TENANT[,reserved=SIZE][,limit=SIZE][,weight=N]",
     help="Of a tenant, over all nodes.",
 )
-@click.option("--eviction", type=click.Choice(("two-queue", "lru", "fifo")), default="two-queue", show_default=True)
-@click.option("--reservations", type=click.Choice(("strict", "earning")), default="strict", show_default=True)
+@click.option(
+    "--eviction",
+    type=click.Choice(("two-queue", "lru", "fifo")),
+    default="two-queue",
+    show_default=True,
+    help="As `saltern serve node` has it.",
+)
+@click.option(
+    "--reservations",
+    type=click.Choice(("strict", "earning")),
+    default="strict",
+    show_default=True,
+    help="As `saltern serve node` has it.",
+)
 @click.option(
     "--use",
     type=click.Choice(("client", "chain")),
@@ -80,8 +92,21 @@ def replay() -> None:
 @click.option("--slo-end-to-end", type=click.FloatRange(0), metavar="S", help="Target. [default: none]")
 @click.option("--think-scale", type=click.FloatRange(0), default=1.0, metavar="X", help="Tool delays times X.")
 @click.option("--think-cap", type=click.FloatRange(0), metavar="S", help="Tool delays of at most S.")
-@click.option("--restart", type=click.Choice(("lost", "kept")), default="lost", show_default=True)
-@click.option("--restart-seconds", type=click.FloatRange(0), default=30.0, show_default=True, metavar="S")
+@click.option(
+    "--restart",
+    type=click.Choice(("lost", "kept")),
+    default="lost",
+    show_default=True,
+    help="What nodes have after a restart: nothing, or what they had.",
+)
+@click.option(
+    "--restart-seconds",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    metavar="S",
+    help="How long they are away.",
+)
 @click.option("--requests", type=click.IntRange(1), metavar="N", help="The first N requests only.")
 @click.option("--block-tokens", type=click.IntRange(1, 1_048_576), metavar="N", help="Block size of all of it.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn by chance.")
