@@ -175,6 +175,10 @@ class AsyncClient:
     def allocate(self, size_bytes: int) -> RegisteredBuffer:
         return self._client.allocate(size_bytes)
 
+    def register_dmabuf(self, descriptor: int, size_bytes: int) -> RegisteredBuffer:
+        """See :meth:`saltern.Client.register_dmabuf`."""
+        return self._client.register_dmabuf(descriptor, size_bytes)
+
     async def put_many(
         self, items: Iterable[tuple[BlockKey, Buffer]], *, deadline_ms: float | None = None
     ) -> list[PutResult]:

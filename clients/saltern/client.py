@@ -241,6 +241,19 @@ class Client:
         self._require_open()
         self._router.registry.add(buffer)
 
+    def register_dmabuf(self, descriptor: int, size_bytes: int) -> RegisteredBuffer:
+        """Memory of a GPU, by its dma-buf, whose slices move over RDMA as those of ``allocate`` do.
+
+        Raises:
+            FailedPreconditionError: see :func:`saltern.transport.dmabuf.open_dmabuf`; RDMA_DMABUF_NOT_OFFERED mostly.
+        """
+        from saltern.transport.dmabuf import open_dmabuf  # most clients have no use for RDMA
+
+        self._require_open()
+        buffer = open_dmabuf(descriptor, size_bytes, self._router.transport)
+        self._router.registry.add(buffer)
+        return buffer
+
     def start_deadline(self, deadline_ms: DeadlineMs = None) -> Deadline:
         """The deadline of a call that starts now; pass it as ``deadline_ms`` to share it or to cancel the call."""
         self._require_open()

@@ -13,6 +13,7 @@ import mmap
 import os
 import select
 import socket
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
@@ -70,21 +71,25 @@ class RegisteredBuffer:
             raise InvalidArgumentError(
                 f"cannot allocate {size_bytes} bytes: outside 1..{REGION_MAX_BYTES}", reason="INVALID_SIZE"
             )
-        self.size_bytes = size_bytes
-        self._descriptor: int | None = None
+        if not shared:
+            self._adopt(mmap.mmap(-1, size_bytes), None)
+            return
+        descriptor = os.memfd_create("saltern", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, size_bytes)
+            fcntl.fcntl(descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
+            self._adopt(mmap.mmap(descriptor, size_bytes), descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def _adopt(self, mapped: mmap.mmap, descriptor: int | None) -> None:
+        """Take over a mapping, and its memfd where it is shared."""
+        self.size_bytes = len(mapped)
+        self._descriptor = descriptor
         self._doubts: list[Drain] = []
-        if shared:
-            self._descriptor = os.memfd_create("saltern", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            try:
-                os.ftruncate(self._descriptor, size_bytes)
-                fcntl.fcntl(self._descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
-                self._map = mmap.mmap(self._descriptor, size_bytes)
-            except BaseException:
-                os.close(self._descriptor)
-                raise
-        else:
-            self._map = mmap.mmap(-1, size_bytes)
-        self.view = memoryview(self._map)
+        self._map = mapped
+        self.view = memoryview(mapped)
         self._address = address_of(self.view)
 
     def __len__(self) -> int:
@@ -117,6 +122,15 @@ class RegisteredBuffer:
     def descriptor(self) -> int | None:
         """The memfd, or None for private memory."""
         return self._descriptor
+
+    @property
+    def dmabuf(self) -> int | None:
+        """The dma-buf that this is the memory of; None for memory of this host."""
+        return None
+
+    def cpu_access(self) -> AbstractContextManager[None]:
+        """Within it the CPU sees what a device has written here, and the other way round."""
+        return contextlib.nullcontext()
 
     def offset_of(self, address: int, size_bytes: int) -> int | None:
         """Where memory at ``address`` lies in this buffer, or None if it is not wholly inside."""

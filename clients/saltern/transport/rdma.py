@@ -44,6 +44,7 @@ class RdmaSession(RegionalSession):
     """A session over TCP, inside TLS where the node speaks it, with entries over an RDMA queue pair of its own."""
 
     transport: ClassVar[str] = "rdma"
+    takes_dmabuf: ClassVar[bool] = True
     #: Devices of sessions that a fork copied. Were they collected in the child, libibverbs would destroy the parent's.
     _forgotten: ClassVar[list[Device]] = []
 
@@ -149,7 +150,10 @@ class RdmaSession(RegionalSession):
         super().forget()
 
     def _register_region(self, region: int, buffer: RegisteredBuffer, deadline: Deadline) -> None:
-        registered = Region(self._domain, buffer.view, Access.REMOTE)
+        if buffer.dmabuf is None:
+            registered = Region(self._domain, buffer.view, Access.REMOTE)
+        else:
+            registered = Region.from_dmabuf(self._domain, buffer.dmabuf, buffer.size_bytes, Access.REMOTE)
         try:
             register = Register(region, buffer.size_bytes, registered.address, registered.remote_key)
             self._call(Opcode.REGISTER, register, Empty, deadline)

@@ -12,7 +12,9 @@ import mmap
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import ClassVar
 
 from saltern.credentials import Grant
 from saltern.deadline import Deadline
@@ -23,7 +25,7 @@ from saltern.transport.memory import RegisteredBuffer, address_of
 from saltern.transport.registry import BufferRegistry, Place
 from saltern.transport.session import FRAME_BYTES, FRAME_KEYS, PIPELINE_FRAMES, Session, absent, corrupted
 from saltern.transport.slots import GetSlot, PutSlot, split_frames
-from saltern.wire import REGIONS_MAX, Empty, Get, Opcode, Put, Unregister, checksum, join_sums
+from saltern.wire import REGIONS_MAX, Empty, Get, GetReply, Opcode, Put, Unregister, checksum, join_sums
 
 _STAGING_REGION = 0
 _ALIGN_BYTES = 64
@@ -47,9 +49,16 @@ class Frame:
     offsets: list[int]
     buffer: RegisteredBuffer | None
 
+    def cpu_access(self) -> AbstractContextManager[None]:
+        """Around what the CPU does with the bytes of the region."""
+        return nullcontext() if self.buffer is None else self.buffer.cpu_access()
+
 
 class RegionalSession(Session):
     """A session whose entries lie in regions that the node was told of."""
+
+    #: Whether a region can be memory of a GPU; where it cannot, that is staged as foreign memory is.
+    takes_dmabuf: ClassVar[bool] = False
 
     def __init__(self, connection: Connection, grant: Grant, registry: BufferRegistry, deadline: Deadline) -> None:
         self._registry = registry
@@ -86,13 +95,10 @@ class RegionalSession(Session):
             views = [slot.view for slot in batch]
             if frame.buffer is None:
                 views = [self._stage(view, offset) for view, offset in zip(views, frame.offsets, strict=True)]
-            body = Put(
-                b"".join([slot.key for slot in batch]),
-                [view.nbytes for view in views],
-                join_sums([checksum(view) for view in views]),
-                frame.region,
-                frame.offsets,
-            )
+            with frame.cpu_access():
+                sums = join_sums([checksum(view) for view in views])
+            keys, sizes = b"".join([slot.key for slot in batch]), [view.nbytes for view in views]
+            body = Put(keys, sizes, sums, frame.region, frame.offsets)
             return self._connection.send(Opcode.PUT, body, deadline)
 
         self._pipeline(frames, send, lambda frame, id_: self._finish_put(slots[frame.part], id_, deadline))
@@ -123,6 +129,10 @@ class RegionalSession(Session):
             raise self._connection.violation("a payload in the reply to a regional get", "UNEXPECTED_PAYLOAD")
         if StatusCode.OK in reply.codes:
             self._after_get(request_id, deadline)
+        with frame.cpu_access():
+            self._take_hits(frame, slots, reply, sums)
+
+    def _take_hits(self, frame: Frame, slots: Sequence[GetSlot], reply: GetReply, sums: Sequence[int]) -> None:
         for slot, code, size, sum_, offset in zip(slots, reply.codes, reply.sizes, sums, frame.offsets, strict=True):
             if code != StatusCode.OK:
                 slot.result = absent(code, slot)
@@ -139,7 +149,7 @@ class RegionalSession(Session):
         self, views: Sequence[memoryview | None], sizes_bytes: Sequence[int], deadline: Deadline
     ) -> Iterator[Frame]:
         """Cut a batch into frames that each use one region, registering what is not yet."""
-        places = self._registry.locate(views)
+        places = self._registry.locate(views, takes_dmabuf=self.takes_dmabuf)
         regions = self._register(places, deadline)
         usable = [place if place is not None and place.buffer in regions else None for place in places]
         if not all(usable) and self._staging is None:

@@ -26,9 +26,14 @@ class BufferRegistry:
     def add(self, buffer: RegisteredBuffer) -> None:
         self._buffers.add(buffer)
 
-    def locate(self, views: Sequence[memoryview | None]) -> list[Place | None]:
+    def locate(self, views: Sequence[memoryview | None], *, takes_dmabuf: bool) -> list[Place | None]:
         """For each view its shared buffer and offset in it, or None where it lies elsewhere."""
-        return _locate_all([buffer for buffer in self._open() if buffer.descriptor is not None], views)
+        usable = [
+            buffer
+            for buffer in self._open()
+            if buffer.descriptor is not None or (takes_dmabuf and buffer.dmabuf is not None)
+        ]
+        return _locate_all(usable, views)
 
     def locate_doubtful(self, views: Sequence[memoryview | None]) -> list[Place | None]:
         """For each view its buffer, if that is one which a late node may still write to."""
