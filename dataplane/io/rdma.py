@@ -54,10 +54,10 @@ TENANT_LINKS_MAX: Final = 128
 #: a connection that failed, its tenant waits this long: it could name such addresses one after the other (I2).
 _HELD_S: Final = 30.0
 _UNREACHABLE: Final = frozenset({"RDMA_GID_MISMATCH", "RDMA_GID_UNREACHABLE", "RDMA_CONNECT_REFUSED"})
-#: 268 ms without an acknowledgement before a retry, and 7 of them: a client on a busy host is not taken for one that
-#: has vanished, and that one is given up on before its session counts as stalled.
+#: 268 ms without an acknowledgement before a retry, and 6 of them: a client on a busy host is not taken for one that
+#: has vanished, and that one is given up on before its session counts as stalled. Not 7: Soft-RoCE takes that for ever.
 _ACK_TIMEOUT: Final = 16
-_RETRIES: Final = 7
+_RETRIES: Final = 6
 #: A client that has posted no receive is asked a few times, never for ever.
 _RECEIVER_RETRIES: Final = 3
 
