@@ -173,6 +173,7 @@ def measure_rdma(
     say: Callable[[str], None],
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     batch_bytes: int = BATCH_BYTES,
+    calls: int = _TINY_CALLS,
 ) -> RdmaReport:
     """Measure ``client``, whose sessions go over ``device``, beside perftest on the same device.
 
@@ -180,6 +181,7 @@ def measure_rdma(
         node_pid: of the node, for what it takes of CPUs.
         tools: paths of the tools, from :func:`~saltern.bench.perftest.find_tools`.
         sizes_bytes: lengths of blocks; each divides ``batch_bytes``.
+        calls: how many the cost of a block is measured with.
 
     Raises:
         SalternError: PERFTEST_FAILED, or a put or get failed.
@@ -188,7 +190,7 @@ def measure_rdma(
     block_s: dict[tuple[str, int], float] = {}
     for size_bytes in sizes_bytes:
         say(f"blocks of {size_label(size_bytes)}")
-        block_s |= _block_costs(client, size_bytes)
+        block_s |= _block_costs(client, size_bytes, calls)
         blocks = Blocks(client, size_bytes, batch_bytes)
         of_size = list(_cases(blocks, node_pid, Link.of(device), tools))
         for each_case in of_size:  # puts come first, so that gets find what they read
@@ -219,16 +221,16 @@ def _cases(blocks: Blocks, node_pid: int, link: Link, tools: dict[str, str]) -> 
         yield RdmaCase(operation, size_bytes, Case(f"RDMA {operation} {size_label(size_bytes)}", "GB/s", contenders))
 
 
-def _block_costs(client: Client, size_bytes: int) -> dict[tuple[str, int], float]:
+def _block_costs(client: Client, size_bytes: int, calls: int) -> dict[tuple[str, int], float]:
     """What a block of this length costs besides its bytes; see :class:`~saltern.bench.rdma_model.Costs`."""
     count = max(1, FRAME_BYTES // size_bytes)
     blocks = Blocks(client, _TINY_BYTES, count * _TINY_BYTES)
     put_s = []
-    for _ in range(_TINY_CALLS):
+    for _ in range(calls):
         put_s += each(1, blocks.put)
         blocks.delete()
     blocks.put()
-    get_s = each(_TINY_CALLS, blocks.get)
+    get_s = each(calls, blocks.get)
     blocks.close()
     return {("put", size_bytes): median(put_s) / count, ("get", size_bytes): median(get_s) / count}
 
