@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from saltern.errors import SalternError
 from saltern.results import Hit
@@ -19,8 +19,13 @@ from saltern.vllm.pages import Move, Pages
 from saltern.vllm.staging import StagingArea
 from saltern.vllm.stats import Tally
 
+if TYPE_CHECKING:
+    from saltern.chain import Chain
+
 logger = logging.getLogger(__name__)
 
+#: Of one get: enough for the transport's full speed, little enough that copying overlaps with the next.
+_BATCH_BYTES: Final = 16 * 1024 * 1024
 #: Waiting for room to load into, in load deadlines: another load has it for one deadline at most.
 _ROOM_DEADLINES: Final = 2.0
 
@@ -72,7 +77,9 @@ class Loads:
         self._deadline_ms = deadline_ms
         self._lock = threading.Lock()
         self._ended: list[EndedLoad] = []
+        self._batch_entries = max(1, _BATCH_BYTES // max(pages.entry_bytes))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="saltern-load") if threads else None
+        self._copiers = ThreadPoolExecutor(max(1, threads), thread_name_prefix="saltern-copy")
 
     def start(self, jobs: Sequence[tuple[LoadJob, WorkerChain | None]]) -> None:
         """Load these; each is in ``take_ended`` once, later or, without threads, by the time this returns."""
@@ -94,6 +101,7 @@ class Loads:
         """Wait for loads in flight, which end by their deadline: they write to memory that is about to go."""
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
+        self._copiers.shutdown(wait=True)
 
     def _run(self, job: LoadJob, chain: WorkerChain | None) -> None:
         started_s = time.monotonic()
@@ -114,7 +122,10 @@ class Loads:
                 self._ended.append(EndedLoad(job.request_id, job.block_ids[0][loaded:]))
 
     def _load(self, job: LoadJob, chain: WorkerChain) -> int:
-        """Load the job's blocks in order; returns how many came whole, from the first on."""
+        """Load the job's blocks in order; returns how many came whole, from the first on.
+
+        One get, or several where there is much to load: while one batch is copied into the pages the next one comes.
+        """
         client = self._clients.get(chain.ticket)
         if client is None:
             return 0
@@ -125,34 +136,52 @@ class Loads:
             for group, block_id in enumerate(ids)
             if block_id != NULL_BLOCK
         ]
-        entry_bytes, layout = self._pages.entry_bytes, chain.layout
-        done = 0
-        while done < len(wanted):
-            slots = self._staging.take(len(wanted) - done, wait_s=_ROOM_DEADLINES * self._deadline_ms / 1000)
-            batch = wanted[done : done + len(slots)]
-            if not batch:
-                return wanted[done].block
-            try:
-                results = sdk_chain.get_into(
-                    [layout.position(job.first_block + one.block, one.group, self._shard) for one in batch],
-                    [self._staging.view(slot, entry_bytes[one.group]) for slot, one in zip(slots, batch, strict=True)],
-                    deadline_ms=self._deadline_ms,
-                )
-                came = 0
-                for one, result in zip(batch, results, strict=True):
-                    # The SDK has compared the checksum (I7); another length is of another layout.
-                    if not isinstance(result, Hit) or result.size_bytes != entry_bytes[one.group]:
-                        break
-                    came += 1
-                moves = [
-                    Move(one.group, one.block_id, self._staging.address_of(slot))
-                    for one, slot in zip(batch[:came], slots, strict=False)
+        came, copies = 0, []
+        try:
+            while came < len(wanted):
+                batch = self._staged(wanted[came : came + self._batch_entries])
+                positions = [
+                    chain.layout.position(job.first_block + one.block, one.group, self._shard) for one, _ in batch
                 ]
-                self._pages.copy_in(moves)
-                self._tally.add(load_bytes=sum(entry_bytes[move.group] for move in moves))
-            finally:
-                self._staging.give_back(slots)
-            if came < len(batch):
-                return batch[came].block
-            done += len(batch)
-        return len(job.block_ids[0])
+                moves = self._get(sdk_chain, positions, batch)
+                came += len(moves)
+                if came == len(wanted) or not moves:
+                    self._copy_in(moves, batch)
+                else:
+                    copies.append(self._copiers.submit(self._copy_in, moves, batch))
+                if len(moves) < len(batch) or not batch:
+                    break
+        finally:
+            wait(copies)
+        for copy in copies:
+            copy.result()
+        return len(job.block_ids[0]) if came == len(wanted) else wanted[came].block
+
+    def _staged(self, wanted: Sequence[_Wanted]) -> list[tuple[_Wanted, int]]:
+        """Entries with a slot for each, as many as there is room for; none if none comes free in time."""
+        slots = self._staging.take(len(wanted), wait_s=_ROOM_DEADLINES * self._deadline_ms / 1000)
+        return list(zip(wanted, slots, strict=False))
+
+    def _get(self, chain: Chain, positions: list[int], batch: list[tuple[_Wanted, int]]) -> list[Move]:
+        """Read a batch into its slots; returns where to copy those that came, up to the first that did not."""
+        entry_bytes = self._pages.entry_bytes
+        try:
+            views = [self._staging.view(slot, entry_bytes[one.group]) for one, slot in batch]
+            results = chain.get_into(positions, views, deadline_ms=self._deadline_ms)
+        except BaseException:
+            self._staging.give_back([slot for _, slot in batch])
+            raise
+        moves = []
+        for (one, slot), result in zip(batch, results, strict=True):
+            # The SDK has compared the checksum (I7); another length is of another layout.
+            if not isinstance(result, Hit) or result.size_bytes != entry_bytes[one.group]:
+                break
+            moves.append(Move(one.group, one.block_id, self._staging.address_of(slot)))
+        return moves
+
+    def _copy_in(self, moves: list[Move], batch: list[tuple[_Wanted, int]]) -> None:
+        try:
+            self._pages.copy_in(moves)
+            self._tally.add(load_bytes=sum(self._pages.entry_bytes[move.group] for move in moves))
+        finally:
+            self._staging.give_back([slot for _, slot in batch])
