@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import vllm
@@ -28,6 +28,14 @@ from tests.vllm.models import model_path
 BLOCK_TOKENS = 32
 _LAYERS, _KV_HEADS, _HEAD = 8, 8, 128
 _CONTEXT_TOKENS = 65536
+
+
+class Took(NamedTuple):
+    """Seconds: on the clock, of the scheduler's own thread, and of all threads of the process."""
+
+    wall_s: float
+    thread_s: float
+    process_s: float
 
 
 class BareScheduler:
@@ -84,19 +92,23 @@ class BareScheduler:
         hasher = get_request_block_hasher(BLOCK_TOKENS, sha256_cbor)
         return Request(name, tokens, sampling, None, cache_salt="bench", block_hasher=hasher)
 
-    def one_request(self, seed: int, blocks: int) -> float:
-        """Schedule a request of so many blocks, finish it; returns the seconds until it was scheduled."""
+    def one_request(self, seed: int, blocks: int) -> Took:
+        """Schedule a request of so many blocks, finish it; returns what it took until it was scheduled."""
         name = f"request-{seed}"
         request = self.request(name, _tokens(seed, blocks))
         self.scheduler.reset_prefix_cache()
-        started_s = time.perf_counter()
+        started_s, thread_started_s, process_started_s = time.perf_counter(), time.thread_time(), time.process_time()
         self.scheduler.add_request(request)
         output = self.scheduler.schedule()
         while not output.num_scheduled_tokens:
             output = self.scheduler.schedule()
-        took_s = time.perf_counter() - started_s
+        took = Took(
+            time.perf_counter() - started_s,
+            time.thread_time() - thread_started_s,
+            time.process_time() - process_started_s,
+        )
         self.finish(name, output)
-        return took_s
+        return took
 
     def finish(self, name: str, output: SchedulerOutput, connector_output: KVConnectorOutput | None = None) -> None:
         self.scheduler.update_from_output(output, _sampled(output, connector_output))

@@ -3,8 +3,8 @@
 Three questions, each answered by runs that take turns, so that a busy machine is as busy for all of them:
 
 ========  ==========================================================================================================
-misses    what a request of 1,000 blocks that the cache does not have costs in the scheduler: vLLM's own ``Scheduler``
-          with and without the connector, no model. Target: at most 2 ms more.
+misses    what a request of 1,000 blocks that the cache does not have costs the scheduler: vLLM's own ``Scheduler`` with
+          and without the connector, no model. Target: at most 2 ms more of its thread.
 loads     bytes per second of a hit, from the connector's ``start_load_kv`` to the end that it reports, against
           ``get_into`` of the same entries by the SDK alone. Target: at least 0.8 of it.
 tokens    prompt tokens per second of a whole engine that never hits: no connector, Saltern's (every block is stored),
@@ -36,8 +36,12 @@ MISS_TARGET_MS, LOAD_TARGET, TOKENS_TARGET = 2.0, 0.8, 0.97
 
 
 def bench_misses(stack: Stack, rounds: int) -> dict[str, Any]:
-    """Milliseconds from ``add_request`` until a request of 1,000 blocks is scheduled, with and without connector."""
-    from tests.vllm.bare_scheduler import BareScheduler
+    """Milliseconds from ``add_request`` until a request of 1,000 blocks is scheduled, with and without connector.
+
+    The target is for the scheduler's own thread: that is what a miss costs the engine, which works for other requests
+    while the answer is on its way. How much later this request is scheduled is told beside it.
+    """
+    from tests.vllm.bare_scheduler import BareScheduler, Took
     from tests.vllm.deployment import Store
 
     blocks = 1000
@@ -46,25 +50,32 @@ def bench_misses(stack: Stack, rounds: int) -> dict[str, Any]:
         "none": BareScheduler(None, blocks + 8),
         "saltern": BareScheduler(store.connector(lookup_deadline_ms=1000, lookup_wait_ms=50), blocks + 8),
     }
-    times: dict[str, list[float]] = {name: [] for name in sides}
+    taken: dict[str, list[Took]] = {name: [] for name in sides}
     try:
         for number in range(rounds + 3):
             for name, side in sides.items():
-                took_s = side.one_request(number, blocks)
+                took = side.one_request(number, blocks)
                 if number >= 3:  # the first ones open connections
-                    times[name].append(took_s * 1000)
+                    taken[name].append(took)
     finally:
         for side in sides.values():
             side.close()
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    extra_ms = medians["saltern"] - medians["none"]
+    medians = {
+        name: {
+            "wall": 1000 * statistics.median(took.wall_s for took in all_),
+            "thread": 1000 * statistics.median(took.thread_s for took in all_),
+            "process": 1000 * statistics.median(took.process_s for took in all_),
+        }
+        for name, all_ in taken.items()
+    }
+    extra_ms = {kind: medians["saltern"][kind] - medians["none"][kind] for kind in medians["none"]}
     return {
         "blocks": blocks,
         "rounds": rounds,
         "scheduled_after_ms": medians,
         "extra_ms": extra_ms,
         "target_ms": MISS_TARGET_MS,
-        "met": extra_ms <= MISS_TARGET_MS,
+        "met": extra_ms["thread"] <= MISS_TARGET_MS,
     }
 
 
@@ -163,7 +174,11 @@ def run_engine(name: str, folder: str, extra_config: dict[str, Any]) -> float:
 def _table(report: dict[str, Any]) -> str:
     lines = []
     if misses := report.get("misses"):
-        lines.append(f"misses    {misses['extra_ms']:.2f} ms more for {misses['blocks']} blocks {_verdict(misses)}")
+        more = misses["extra_ms"]
+        lines.append(
+            f"misses    {more['thread']:.2f} ms more of the scheduler's thread for {misses['blocks']} blocks "
+            f"{_verdict(misses)}; scheduled {more['wall']:.2f} ms later; {more['process']:.2f} ms of all threads"
+        )
     for loads in report.get("loads", ()):
         rates = {name: f"{rate / 1e9:.2f} GB/s" for name, rate in loads["bytes_per_s"].items()}
         lines.append(
