@@ -64,6 +64,7 @@ from saltern.endpoints import Endpoint
 from saltern.errors import FailedPreconditionError
 from saltern.node.v1 import node_pb2, node_pb2_grpc
 from saltern.objects import ObjectFolder
+from saltern.rpc_connections import connection_limits, raise_descriptor_limit
 from saltern.rpc_tls import server_credentials
 from saltern.tls_reload import ReloadingTls
 
@@ -148,6 +149,7 @@ async def serve(settings: ControlSettings, *, ready_file: Path | None = None) ->
     Raises:
         SalternError: it cannot start; one line that says what, why and what to do.
     """
+    raise_descriptor_limit()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -190,7 +192,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
                 metrics,
                 AuthenticationDoor(TokenVerifier(database, keys, clock), denials),
             ],
-            options=_OPTIONS,
+            options=(*_OPTIONS, *connection_limits()),
             maximum_concurrent_rpcs=_CALLS_MAX,
         )
         auth_pb2_grpc.add_AuthServiceServicer_to_server(

@@ -13,7 +13,6 @@ from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from dataplane.io import garbage
 from dataplane.io.host_memory import HugePages
 from dataplane.log import configure_logging
-from dataplane.node import raise_descriptor_limit
 from dataplane.policy_file import PolicyFile
 from dataplane.serving import serve
 from dataplane.settings import METRICS_TENANTS_MAX, ArenaSettings, NodeSettings, SsdSettings, parse_mode
@@ -27,6 +26,7 @@ from saltern.endpoints import parse_endpoint
 from saltern.errors import InvalidArgumentError
 from saltern.names import parse_node_id
 from saltern.rdma import DeviceChoice
+from saltern.rpc_connections import raise_descriptor_limit
 from saltern.sizes import parse_size
 from saltern.tls import client_tls, server_tls
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import secrets
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack
@@ -419,11 +418,3 @@ async def _close_store(store: SsdStore, limit_s: float) -> None:
     store.close(idle.set)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(idle.wait(), limit_s)
-
-
-def raise_descriptor_limit() -> None:
-    """Let the process open as many descriptors as the system permits: each session and region takes one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

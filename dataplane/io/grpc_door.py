@@ -43,6 +43,7 @@ from saltern.errors import (
 )
 from saltern.keys import KEY_BYTES, BlockKey
 from saltern.names import TenantId
+from saltern.rpc_connections import connection_limits
 from saltern.rpc_errors import abort
 from saltern.rpc_intake import MessageLimits, take_in
 from saltern.rpc_tls import server_credentials
@@ -312,6 +313,7 @@ async def start_grpc_door(
             ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),  # a peer that connects and says nothing
             ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
             ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+            *connection_limits(),
         ],
     )
     cache_pb2_grpc.add_CacheServiceServicer_to_server(CacheService(node), server)

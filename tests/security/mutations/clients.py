@@ -83,6 +83,22 @@ NETWORK: Final = (
         ),
     ),
     Mutation(
+        "connections to gRPC that call nothing",
+        (Edit("clients/saltern/rpc_connections.py", '"grpc.max_connection_idle_ms"', '"grpc.max_connection_idle"'),),
+        (
+            "tests/clients/test_rpc_connections.py"
+            "::test_i10_connections_without_a_call_take_no_place_of_the_control_plane_for_long",
+        ),
+    ),
+    Mutation(
+        "connections to gRPC that call nothing",
+        (Edit("clients/saltern/rpc_connections.py", '"grpc.max_allowed_incoming_', '"grpc.max_incoming_'),),
+        (
+            "tests/clients/test_rpc_connections.py"
+            "::test_i10_connections_without_a_call_take_no_place_of_a_node_for_long",
+        ),
+    ),
+    Mutation(
         "a name, a message or a field from a server",
         (Edit("clients/saltern/cli/failure.py", "return text if text.isprintable() else", "return text if text else"),),
         ("tests/clients/cli/test_hostile_server.py::test_i10_no_text_of_a_server_drives_the_terminal",),
