@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ import pytest
 if TYPE_CHECKING:
     from tests.vllm.deployment import Engines, Store
     from tests.vllm.stack import Stack
+
+_VLLM_CACHE = Path(__file__).resolve().parents[2] / "build" / "vllm-cache"
 
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
 
@@ -71,4 +74,6 @@ def weights_folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Tem
     """Digests of weights are remembered in a folder of the tests, not in the user's."""
     folder = tmp_path_factory.getbasetemp() / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    # vLLM's own notes on models stay: to look at a model's class it starts a process that imports all of vLLM.
+    monkeypatch.setenv("VLLM_CACHE_ROOT", os.environ.get("VLLM_CACHE_ROOT") or str(_VLLM_CACHE))
     return folder
