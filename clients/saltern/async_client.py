@@ -175,6 +175,10 @@ class AsyncClient:
     def allocate(self, size_bytes: int) -> RegisteredBuffer:
         return self._client.allocate(size_bytes)
 
+    def register(self, buffer: RegisteredBuffer) -> None:
+        """See :meth:`saltern.Client.register`."""
+        self._client.register(buffer)
+
     def register_dmabuf(self, descriptor: int, size_bytes: int) -> RegisteredBuffer:
         """See :meth:`saltern.Client.register_dmabuf`."""
         return self._client.register_dmabuf(descriptor, size_bytes)

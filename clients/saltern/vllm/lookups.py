@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from saltern.errors import SalternError
+from saltern.results import is_trust_error
 from saltern.vllm.fingerprint import Binding
 from saltern.vllm.layout import ChainLayout
 from saltern.vllm.stats import Tally
@@ -125,8 +126,8 @@ class Lookups:
         try:
             bindings, client = self._bindings_of(adapter), self._client_of(ticket)
             if bindings and client is not None:
-                pending.bindings = bindings
-                found = self._look(client, block_hashes, bindings)
+                found, is_trusted = self._look(client, block_hashes, bindings)
+                pending.bindings = bindings if is_trusted else ()
             else:
                 self._tally.add(unused_requests=1)
         except SalternError as error:
@@ -135,9 +136,10 @@ class Lookups:
             logger.exception("lookup failed unexpectedly")  # a miss all the same (I10)
         pending.settle(found)
 
-    def _look(self, client: Client, block_hashes: list[bytes], bindings: Sequence[bytes]) -> Found:
+    def _look(self, client: Client, block_hashes: list[bytes], bindings: Sequence[bytes]) -> tuple[Found, bool]:
+        """What the cache has of a chain, and whether it trusts this client: if not, nothing need be stored either."""
         if not block_hashes:
-            return NOTHING
+            return NOTHING, True
         started_s = time.monotonic()
         layout = self._layout
         answer = client.chain(layout.hashes(block_hashes, bindings)).lookup(deadline_ms=self._deadline_ms)
@@ -150,9 +152,10 @@ class Lookups:
             lookup_failed=int(answer.error is not None),
         )
         wanted = sorted({position // layout.entries_per_block for position in answer.copies_wanted})
-        return Found(
+        found = Found(
             blocks,
             len(block_hashes),
             is_certain=answer.error is None,
             copies_wanted=tuple(block for block in wanted if block < blocks),
         )
+        return found, answer.error is None or not is_trust_error(answer.error)

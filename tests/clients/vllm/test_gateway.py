@@ -248,7 +248,7 @@ async def test_i2_fields_that_reach_beyond_the_callers_cache_are_refused(control
 
 
 async def test_i2_ids_of_media_are_under_the_callers_salt(control: Control, front: Front) -> None:
-    ids = []
+    ids: list[str] = []
     picture = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": None, "uuid": "cat"}]}]}
     for tenant in ("acme", "blue", "acme"):
         name = f"key-{len(ids)}"

@@ -269,3 +269,15 @@ def test_loads_in_the_step_are_over_when_the_forward_pass_begins(node: StaticNod
         second.scheduler.allocated(again, [[11, 12, 13, 14]], 3 * BLOCK_TOKENS)
         second.step((again, 3 * BLOCK_TOKENS, 1, [[11, 12, 13, 14]]))
         assert second.memory.read(0, 12) == stored
+
+
+def test_i10_a_client_that_is_not_trusted_any_more_finds_and_stores_nothing() -> None:
+    request = _request("r", 3, seed=14)
+    with static_node({"acme": tenant_policy(limit_bytes=MIB)}, dram_bytes=32 * MIB) as alone:
+        with engine(alone) as halves:
+            alone.apply({})
+            _serve(halves, request)
+            _compute(halves, request, [1, 2, 3, 4])
+            counts = halves.tally.take()
+            assert counts["lookup_failed"] == 1
+            assert not {"copy_out_seconds", "save_blocks", "save_refused_blocks"} & counts.keys(), counts
