@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import ColumnElement, or_, select, update
+from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from controlplane.auth.facts import ApiKeyFacts, NamespaceFacts, SaltEpochFacts, SaltPolicyFacts, TenantFacts
 from controlplane.auth.signing_keys import KeyRing
 from controlplane.caller import not_available
 from controlplane.clock import ceiling_s
@@ -43,8 +44,8 @@ class Credential:
         lookup: of the secret that was presented: a key that was rotated has two.
     """
 
-    key: models.ApiKey
-    tenant: models.Tenant | None
+    key: ApiKeyFacts
+    tenant: TenantFacts | None
     lookup: str
 
     @property
@@ -55,6 +56,11 @@ class Credential:
     def tenant_id(self) -> TenantId | None:
         return TenantId(self.tenant.id) if self.tenant is not None else None
 
+    @property
+    def last_used_time(self) -> datetime | None:
+        """Of the secret that was presented."""
+        return self.key.last_used_time if self.lookup == self.key.lookup else self.key.previous_last_used_time
+
 
 @dataclass(frozen=True, slots=True)
 class NamespaceGrant:
@@ -64,7 +70,7 @@ class NamespaceGrant:
         group_uid: of the sharing group whose salts these are; empty for the namespace's own.
     """
 
-    namespace: models.Namespace
+    namespace: NamespaceFacts
     salt_keys: list[tuple[int, SaltKey]] = field(repr=False)  # (epoch, key), current epoch last
     narrowing: Narrowing
     group_uid: str = ""
@@ -77,23 +83,8 @@ def narrowed_fields(grant: NamespaceGrant) -> dict[str, str]:
     return {field: name for field, name in named.items() if name}
 
 
-async def find_api_keys(session: AsyncSession, lookups: Iterable[str]) -> dict[str, Credential]:
-    """The credentials that have a secret of these lookups: found, not verified."""
-    wanted = set(lookups)
-    statement = (
-        select(models.ApiKey, models.Tenant)
-        .outerjoin(models.Tenant, models.ApiKey.tenant_id == models.Tenant.id)
-        .where(or_(models.ApiKey.lookup.in_(wanted), models.ApiKey.previous_lookup.in_(wanted)))
-    )
-    found = {}
-    for key, tenant in await session.execute(statement):
-        for lookup in wanted & {key.lookup, key.previous_lookup}:
-            found[lookup] = Credential(key, tenant, lookup)
-    return found
-
-
 def verify_api_key(found: Mapping[str, Credential], secret: str, now: datetime) -> Credential:
-    """The credential of an API key, of those that :func:`find_api_keys` found (I1).
+    """The credential of an API key, of those that were ``found`` by their lookup (I1).
 
     Raises:
         UnauthenticatedError: API_KEY_MALFORMED, or API_KEY_INVALID where it is unknown, deleted, expired or wrong: one
@@ -116,23 +107,23 @@ def has_lookup(lookup: str) -> ColumnElement[bool]:
     return or_(models.ApiKey.lookup == lookup, models.ApiKey.previous_lookup == lookup)
 
 
-def expire_time_of(key: models.ApiKey, lookup: str) -> datetime | None:
+def expire_time_of(key: ApiKeyFacts, lookup: str) -> datetime | None:
     """When the secret of ``lookup`` expires: with its key, or as the previous one at the end of the overlap."""
     times = (key.expire_time, None if lookup == key.lookup else key.previous_expire_time)
     return min((time for time in times if time is not None), default=None)
 
 
-def is_expired(key: models.ApiKey, lookup: str, now: datetime) -> bool:
+def is_expired(key: ApiKeyFacts, lookup: str, now: datetime) -> bool:
     """Whether the secret of ``lookup`` is past its time."""
     expire_time = expire_time_of(key, lookup)
     return expire_time is not None and expire_time <= now
 
 
-def _sha256_of(key: models.ApiKey, lookup: str) -> bytes:
+def _sha256_of(key: ApiKeyFacts, lookup: str) -> bytes:
     return key.secret_sha256 if lookup == key.lookup else key.previous_secret_sha256 or _NO_SHA256
 
 
-def require_active(tenant: models.Tenant | None) -> None:
+def require_active(tenant: TenantFacts | None) -> None:
     """Raise FailedPreconditionError (TENANT_SUSPENDED) if ``tenant`` is suspended."""
     if tenant is not None and tenant.state is TenantState.SUSPENDED:
         raise FailedPreconditionError(
@@ -147,8 +138,8 @@ def require_active(tenant: models.Tenant | None) -> None:
 class Salting:
     """A tenant's salt policy, and its readable epochs in ascending order, the current one last."""
 
-    policy: models.SaltPolicy
-    epochs: Sequence[models.SaltEpoch]
+    policy: SaltPolicyFacts
+    epochs: Sequence[SaltEpochFacts]
 
 
 async def find_salting(session: AsyncSession, tenants: Iterable[str]) -> dict[str, Salting]:
@@ -176,11 +167,39 @@ async def grant_namespace(
     saltings: Mapping[str, Salting],
     group: GroupName | None = None,
 ) -> NamespaceGrant:
-    """Derive the salt keys of a namespace of the credential's own tenant, for every epoch that may be read.
+    """Find a namespace of the credential's own tenant and :func:`derive_grant` of it.
 
     Args:
-        asked: what the caller wants the salts narrowed to.
         saltings: from :func:`find_salting`, that of the credential's tenant among them.
+
+    Raises:
+        PermissionDeniedError, FailedPreconditionError: as that.
+    """
+    require(credential.key.role, Permission.ENTRIES_READ)
+    assert credential.tenant is not None, "only roles of tenants read entries"
+    namespace = await session.get(models.Namespace, (credential.tenant.id, namespace_id))
+    salting = saltings[credential.tenant.id]
+    return await derive_grant(
+        session, key_encryption_key, credential, namespace, asked=asked, salting=salting, group=group
+    )
+
+
+async def derive_grant(
+    session: AsyncSession,
+    key_encryption_key: KeyEncryptionKey,
+    credential: Credential,
+    namespace: NamespaceFacts | None,
+    *,
+    asked: Narrowing,
+    salting: Salting | None,
+    group: GroupName | None = None,
+) -> NamespaceGrant:
+    """Derive the salt keys of a namespace for every epoch that may be read.
+
+    Args:
+        namespace: of the credential's own tenant; None where it has none of the name that was asked for.
+        asked: what the caller wants the salts narrowed to.
+        salting: of the credential's tenant; needed where ``namespace`` is given.
         group: the sharing group whose salts are asked for instead of the namespace's own.
 
     Raises:
@@ -190,12 +209,11 @@ async def grant_namespace(
         FailedPreconditionError: SALT_SCOPE_REQUIRED, as that; SALT_SCOPE_TOO_NARROW for a group's.
     """
     require(credential.key.role, Permission.ENTRIES_READ)
-    tenant, tenant_id = credential.tenant, credential.tenant_id
-    assert tenant is not None and tenant_id is not None, "only roles of tenants read entries"
-    namespace = await session.get(models.Namespace, (tenant.id, namespace_id))
     if namespace is None:
         raise not_available()
-    salting = saltings[tenant.id]
+    tenant, tenant_id = credential.tenant, credential.tenant_id
+    assert tenant is not None and tenant_id is not None, "only roles of tenants read entries"
+    assert salting is not None, "every tenant has a salt policy and a current epoch"
     narrowing = narrow(
         asked,
         bound_project=credential.key.project_id or "",
@@ -204,7 +222,7 @@ async def grant_namespace(
     )
     if group is not None:
         require_wide_salt(is_narrowed=narrowing != NOT_NARROWED)
-        shared = await find_shared_group(session, group, namespace)
+        shared = await find_shared_group(session, group, namespace.uid)
         return NamespaceGrant(
             namespace, await derive_group_salts(key_encryption_key, shared), narrowing, str(shared.uid)
         )
@@ -214,7 +232,12 @@ async def grant_namespace(
         context = root_secret_context(tenant.uid, row.epoch)
         root = await open_root(key_encryption_key, row.wrapped_root_secret, context)
         salt_key = derive_salt_key(
-            root, tenant=tenant_id, namespace=namespace_id, scope=scope, scope_id=scope_id, epoch=row.epoch
+            root,
+            tenant=tenant_id,
+            namespace=NamespaceId(namespace.id),
+            scope=scope,
+            scope_id=scope_id,
+            epoch=row.epoch,
         )
         salt_keys.append((row.epoch, salt_key))
     return NamespaceGrant(namespace, salt_keys, narrowing)
@@ -267,19 +290,3 @@ def issue_token(
 def lookup_of(claims: Claims) -> str:
     """The lookup of the API key that a token was exchanged for."""
     return claims.token_id[: -2 * TOKEN_ID_RANDOM_BYTES]
-
-
-async def note_use(session: AsyncSession, credential: Credential, now: datetime) -> None:
-    """Note when the secret was last used, at most once a minute: exchanges are frequent and the value is for people."""
-    is_current = credential.lookup == credential.key.lookup
-    known = credential.key.last_used_time if is_current else credential.key.previous_last_used_time
-    due = now - LAST_USED_RESOLUTION
-    if known is not None and known >= due:
-        return
-    last_used = models.ApiKey.last_used_time if is_current else models.ApiKey.previous_last_used_time
-    await session.execute(
-        update(models.ApiKey)
-        .where(models.ApiKey.uid == credential.key.uid, has_lookup(credential.lookup))
-        .where(or_(last_used.is_(None), last_used < due))  # of many exchanges at a time, one writes
-        .values({last_used: now})
-    )

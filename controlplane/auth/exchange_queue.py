@@ -15,32 +15,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, TypeAlias
 
-from sqlalchemy import select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.audit import Act, record_many
 from controlplane.auth.exchange import (
     Credential,
     NamespaceGrant,
-    Salting,
-    find_api_keys,
-    find_salting,
-    grant_namespace,
+    derive_grant,
     issue_token,
     narrowed_fields,
-    note_use,
     require_active,
     verify_api_key,
 )
+from controlplane.auth.exchange_read import Known, Wanted, note_uses, read_known, read_live_nodes
+from controlplane.auth.facts import NodeFacts
 from controlplane.auth.signing_keys import KeyRing, SigningKeys
 from controlplane.clock import Clock, utc_now
-from controlplane.db import Database, ServiceScope, ServiceTask, models
-from controlplane.node.registry import live_nodes
+from controlplane.db import Database, ServiceScope, ServiceTask
 from controlplane.secrets import KeyEncryptionKey, parse_api_key
 from controlplane.sharing.salts import GroupName
 from saltern.errors import FailedPreconditionError, PermissionDeniedError, UnauthenticatedError
@@ -83,7 +80,7 @@ class Granted:
     claims: Claims
     credential: Credential
     grant: NamespaceGrant | None
-    nodes: list[models.Node]
+    nodes: Sequence[NodeFacts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +160,14 @@ class ExchangeQueue:
         now = self._clock()
         async with self._database.transaction(ServiceScope(ServiceTask.CREDENTIAL_LOOKUP)) as session:
             ring = await self._keys.signing(session)
-            found = await find_api_keys(session, _lookups(asks))
-            saltings = await _load_namespaces(session, asks, found.values())
-            nodes = await live_nodes(session, now) if any(ask.namespace is not None for ask in asks) else []
+            known = await read_known(session, _wanted(asks))
+            nodes = await read_live_nodes(session, now) if any(ask.namespace is not None for ask in asks) else []
             # Clients of one key often come together (an engine has many processes): what they share is derived once.
             grants: dict[_GrantKey, NamespaceGrant] = {}
-            outcomes = [
-                await self._issue(session, ask, found, grants, saltings=saltings, ring=ring, nodes=nodes, now=now)
-                for ask in asks
-            ]
+            outcomes = [await self._issue(session, ask, known, grants, ring=ring, nodes=nodes, now=now) for ask in asks]
             issued = [(ask, one) for ask, one in zip(asks, outcomes, strict=True) if isinstance(one, Granted)]
-            # In one order, so that two control planes that note the same keys do not wait crosswise.
             used = {one.credential.lookup: one.credential for _, one in issued}
-            for lookup in sorted(used):
-                await note_use(session, used[lookup], now)
+            await note_uses(session, used.values(), now)
             await record_many(session, (_act(ask, one) for ask, one in issued), now)
         return outcomes
 
@@ -184,29 +175,28 @@ class ExchangeQueue:
         self,
         session: AsyncSession,
         ask: Ask,
-        found: dict[str, Credential],
+        known: Known,
         grants: dict[_GrantKey, NamespaceGrant],
         *,
-        saltings: dict[str, Salting],
         ring: KeyRing,
-        nodes: list[models.Node],
+        nodes: Sequence[NodeFacts],
         now: datetime,
     ) -> Granted | Denied:
         credential, grant = None, None
         try:
-            credential = verify_api_key(found, ask.api_key, now)
+            credential = verify_api_key(known.credentials, ask.api_key, now)
             require_active(credential.tenant)
             if ask.namespace is not None:
                 shared = (credential.lookup, ask.namespace, ask.narrowing, ask.group)
                 grant = grants.get(shared)
                 if grant is None:
-                    grant = await grant_namespace(
+                    grant = await derive_grant(
                         session,
                         self._key_encryption_key,
                         credential,
-                        ask.namespace,
+                        known.namespace(credential, ask.namespace),
                         asked=ask.narrowing,
-                        saltings=saltings,
+                        salting=known.salting(credential),
                         group=ask.group,
                     )
                     grants[shared] = grant
@@ -218,26 +208,12 @@ class ExchangeQueue:
         return Granted(token, claims, credential, grant, nodes if ask.namespace is not None else [])
 
 
-def _lookups(asks: Iterable[Ask]) -> list[str]:
-    lookups = []
+def _wanted(asks: Iterable[Ask]) -> set[Wanted]:
+    wanted = set()
     for ask in asks:
-        try:
-            lookups.append(parse_api_key(ask.api_key))
-        except UnauthenticatedError:
-            continue  # malformed: refused when it is verified
-    return lookups
-
-
-async def _load_namespaces(session: AsyncSession, asks: list[Ask], found: Iterable[Credential]) -> dict[str, Salting]:
-    """Read at once what ``grant_namespace`` then finds in the session, and the salting of each tenant."""
-    tenants = {credential.tenant.id for credential in found if credential.tenant is not None}
-    wanted = [(tenant, name) for tenant in tenants for name in {ask.namespace for ask in asks if ask.namespace}]
-    if not wanted:
-        return {}
-    key = tuple_(models.Namespace.tenant_id, models.Namespace.id)
-    # The session itself holds what it has read only weakly.
-    session.info["read ahead"] = list(await session.scalars(select(models.Namespace).where(key.in_(wanted))))
-    return await find_salting(session, tenants)
+        with suppress(UnauthenticatedError):  # malformed: refused when it is verified
+            wanted.add((parse_api_key(ask.api_key), ask.namespace or ""))
+    return wanted
 
 
 def _act(ask: Ask, granted: Granted) -> Act:

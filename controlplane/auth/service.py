@@ -13,6 +13,7 @@ from controlplane.audit.redaction import require_no_secrets
 from controlplane.auth import bootstrap
 from controlplane.auth.exchange_queue import EXCHANGE_METHOD, Ask, Denied, ExchangeQueue, Granted
 from controlplane.auth.exchange_token import TokenAsk, TokenExchange, TokenGrant
+from controlplane.auth.facts import NodeFacts
 from controlplane.auth.key_set import encode_key_set
 from controlplane.auth.signing_keys import SigningKeys
 from controlplane.caller import current_peer
@@ -213,7 +214,7 @@ def _encode_token_grant(granted: TokenGrant) -> auth_pb2.ExchangeTokenResponse:
     return response
 
 
-def _encode_node(node: models.Node) -> auth_pb2.NodeEndpoint:
+def _encode_node(node: NodeFacts) -> auth_pb2.NodeEndpoint:
     return auth_pb2.NodeEndpoint(
         node_id=node.id,
         wire_endpoint=node.wire_endpoint,

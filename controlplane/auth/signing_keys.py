@@ -23,6 +23,7 @@ from controlplane.clock import Clock, utc_now
 from controlplane.core.key_rotation import KeyLife, KeyState
 from controlplane.db import Database, models
 from controlplane.db.locks import lock_signing_keys
+from controlplane.db.session import driver_of
 from controlplane.secrets import KeyEncryptionKey, signing_key_context
 from saltern.errors import UnavailableError
 from saltern.keys import frame
@@ -33,6 +34,7 @@ REFRESH_INTERVAL_S: Final = 1.0
 _KID_BYTES: Final = 8
 _ISSUER_LABEL: Final = "saltern/issuer/1"
 _ISSUER_BYTES: Final = 8
+_SIGNS_NOW: Final = "SELECT 1 FROM signing_keys WHERE kid = %s AND sign_time IS NOT NULL AND retire_time IS NULL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,8 @@ class SigningKeys:
         Raises:
             UnavailableError: NO_SIGNING_KEY: between two keys; it lasts for moments.
         """
-        statement = select(models.SigningKey.kid).where(
-            models.SigningKey.sign_time.is_not(None), models.SigningKey.retire_time.is_(None)
-        )
-        kids = list(await session.scalars(statement))
-        return self.ring if self.ring.kid in kids else await self._read(session)
+        cursor = await (await driver_of(session)).execute(_SIGNS_NOW, (self.ring.kid,))
+        return self.ring if await cursor.fetchone() else await self._read(session)
 
     async def _read(self, session: AsyncSession) -> KeyRing:
         rows = await load_rows(session, self._clock())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TypeAlias
+from uuid import UUID
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -19,8 +20,8 @@ from saltern.names import NamespaceId, SharingGroupId, TenantId
 GroupName: TypeAlias = tuple[TenantId, SharingGroupId]
 
 
-async def find_shared_group(session: AsyncSession, name: GroupName, namespace: models.Namespace) -> models.SharingGroup:
-    """The group, if ``namespace`` is a member of it that has accepted (I2).
+async def find_shared_group(session: AsyncSession, name: GroupName, namespace_uid: UUID) -> models.SharingGroup:
+    """The group, if the namespace is a member of it that has accepted (I2).
 
     Raises:
         PermissionDeniedError: RESOURCE_NOT_AVAILABLE: there is no such group, or it is not for this namespace.
@@ -30,7 +31,7 @@ async def find_shared_group(session: AsyncSession, name: GroupName, namespace: m
     statement = (
         select(group)
         .join(member, member.group_uid == group.uid)
-        .where(group.tenant_id == owner, group.id == group_id, member.namespace_uid == namespace.uid)
+        .where(group.tenant_id == owner, group.id == group_id, member.namespace_uid == namespace_uid)
     )
     row = await session.scalar(statement)
     if row is None:

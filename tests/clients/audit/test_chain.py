@@ -17,6 +17,7 @@ from saltern.audit.chain import (
     EventHash,
     FaultKind,
     append,
+    append_many,
     canonical_bytes,
     event_hash,
     genesis,
@@ -52,6 +53,17 @@ def chain_of(length: int, chain: str = "acme") -> list[ChainedRecord]:
         head = ChainHead(event.sequence, event.hash)
         events.append(event)
     return events
+
+
+def test_many_events_in_a_row_are_those_of_one_after_the_other() -> None:
+    records = [replace(RECORD, event_time_us=number) for number in range(5)]
+    events = list(append_many("acme", genesis("acme"), records))
+    assert events == chain_of(5)
+    assert [event.hash for event in events] == [
+        event_hash("acme", event.sequence, event.previous_hash, event.record) for event in events
+    ]
+    assert list(append_many("acme", head_of(events[:2]), records[2:])) == events[2:]
+    assert list(append_many("acme", genesis("acme"), [])) == []
 
 
 def head_of(events: Sequence[ChainedRecord]) -> ChainHead:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from controlplane.audit import record, to_chained_record
+from controlplane.audit import Act, record, record_many, to_chained_record
 from controlplane.db.models import PLATFORM_CHAIN, AuditEvent
 from saltern.audit.chain import verify
 from saltern.errors import InternalError
 from saltern.names import TenantId
+from tenants.roles import Role
 from tests.support.control import migrate
 from tests.support.scopes import connect_to_all
 
@@ -40,6 +41,51 @@ async def test_i11_what_is_read_back_verifies_to_the_microsecond(postgres: Any) 
             assert verify(PLATFORM_CHAIN, map(to_chained_record, events)) == []
         finally:
             await database.close()
+
+
+async def test_i11_many_acts_at_once_verify_whatever_their_texts_are(postgres: Any) -> None:
+    texts = [
+        "plain",
+        "ü \U0001f9c2",
+        'quote " back\\slash',
+        "'; DROP",
+        "line\nfeed\ttab",
+        "\u2028",
+        "{1,2}",
+        "\\x41",
+        "",
+    ]
+    acts = [
+        Act(
+            tenant=tenant,
+            actor=f"apiKeys/{text}",
+            role=Role.WRITER,
+            peer=text,
+            method="S/M",
+            resource=text,
+            after={"text": text, "many": [text, None, True, 2**53], "none": None, "within": {"limit_bytes": -1}},
+        )
+        for text in texts
+        for tenant in (TenantId("acme"), None)
+    ]
+    with postgres.fresh_database(migrate) as urls:
+        database = connect_to_all(urls.app)
+        try:
+            async with database.transaction() as session:
+                await record(session, tenant=None, actor="a", method="S/M", resource="r", now=NOW)
+                await record_many(session, acts[:3], NOW)
+            async with database.transaction() as session:
+                await record_many(session, acts[3:], NOW + timedelta(microseconds=1))
+                await record_many(session, [], NOW)
+            async with database.transaction() as session:
+                rows = list(await session.scalars(select(AuditEvent).order_by(AuditEvent.sequence)))
+        finally:
+            await database.close()
+    for chain, of_chain in (("acme", acts[::2]), (PLATFORM_CHAIN, acts[1::2])):
+        events = [row for row in rows if row.chain == chain]
+        assert verify(chain, map(to_chained_record, events)) == []
+        told = [(row.actor, row.peer, row.resource, row.after, row.before) for row in events if row.actor != "a"]
+        assert told == [(act.actor, act.peer, act.resource, act.after, None) for act in of_chain]
 
 
 async def test_i11_an_act_that_is_rolled_back_leaves_no_event_and_no_gap(postgres: Any) -> None:
