@@ -10,7 +10,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from saltern.errors import SalternError
 from saltern.vllm.fingerprint import DIGEST_BYTES, Binding, EngineFacts, Fingerprint, bindings_of, fingerprint_of
@@ -21,6 +21,18 @@ logger = logging.getLogger(__name__)
 
 #: Adapters whose bindings are kept; beyond that the oldest is read again (its digest is on disk).
 _ADAPTERS_MAX: Final = 1024
+
+
+class Adapter(NamedTuple):
+    """A LoRA adapter as the engine has it.
+
+    Attributes:
+        path: of the folder that it was loaded from.
+        number: the engine's own, another one each time that an adapter is loaded.
+    """
+
+    path: str
+    number: int
 
 
 class Identity:
@@ -37,8 +49,8 @@ class Identity:
         self._layout = layout
         self._cache_folder = cache_folder
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[Binding, ...]] = {}
-        self._refused: set[str] = set()
+        #: None is the base model.
+        self._known: dict[Adapter | None, tuple[Binding, ...]] = {}
         self._settled = threading.Event()
         self._generation = b""
         self.error: SalternError | None = None
@@ -49,37 +61,35 @@ class Identity:
         """Whether the engine's own bindings are known, or found to be impossible, within ``timeout_s``."""
         return self._settled.wait(timeout_s)
 
-    def bindings(self, adapter: str) -> tuple[Binding, ...]:
-        """The bindings of the base model (empty path) or with an adapter; empty where there are none (yet).
+    def bindings(self, adapter: Adapter | None) -> tuple[Binding, ...]:
+        """The bindings of the base model (None) or with an adapter; empty where there are none (yet).
 
-        Reads an adapter that is seen for the first time.
+        Reads an adapter that is seen for the first time; what it is then it stays, as it does in the engine.
         """
         known = self._known.get(adapter)
-        if known is not None or not adapter or not self._known:
+        if known is not None or adapter is None or not self._known:
             return known or ()
         with self._lock:  # two requests with a new adapter: one reads
-            if adapter not in self._known and adapter not in self._refused:
+            if adapter not in self._known:
                 self._add(adapter)
-            return self._known.get(adapter, ())
+            return self._known[adapter]
 
     def renew(self) -> None:
         """From now on no block that was named so far is found again, and none that follows by another engine."""
         with self._lock:
             self._generation = secrets.token_bytes(DIGEST_BYTES)
             if self._known:
-                self._known = {"": self._bind(b"")}
+                self._known = {None: self._bind(b"")}
 
-    def _add(self, adapter: str) -> None:
+    def _add(self, adapter: Adapter) -> None:
         try:
-            digest = adapter_digest(Path(adapter), self._cache_folder)
+            bindings = self._bind(adapter_digest(Path(adapter.path), self._cache_folder))
         except SalternError as error:
             logger.warning("no remote cache with an adapter: %s", error)
-            self._refused.add(adapter)
-            return
+            bindings = ()
         if len(self._known) > _ADAPTERS_MAX:
-            oldest = next(name for name in self._known if name)
-            del self._known[oldest]
-        self._known[adapter] = self._bind(digest)
+            del self._known[next(known for known in self._known if known is not None)]
+        self._known[adapter] = bindings
 
     def _bind(self, adapter: bytes) -> tuple[Binding, ...]:
         fingerprint = Fingerprint(self._fingerprint + self._generation)
@@ -95,5 +105,5 @@ class Identity:
             logger.exception("no remote cache: cannot tell what this engine runs")
         else:
             with self._lock:
-                self._known[""] = self._bind(b"")
+                self._known[None] = self._bind(b"")
         self._settled.set()

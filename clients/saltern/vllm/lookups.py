@@ -17,6 +17,7 @@ import msgspec
 from saltern.errors import SalternError
 from saltern.results import is_trust_error
 from saltern.vllm.fingerprint import Binding
+from saltern.vllm.identity import Adapter
 from saltern.vllm.layout import ChainLayout
 from saltern.vllm.stats import Tally
 from saltern.vllm.tenancy import Ticket
@@ -85,7 +86,7 @@ class Lookups:
 
     Args:
         client_of: the client of a ticket, or None for a miss.
-        bindings_of: the bindings for an adapter's path (empty for none); empty where there are none (yet).
+        bindings_of: the bindings with an adapter, or of the base model; empty where there are none (yet).
         layout: of the chains.
         deadline_ms: of one lookup.
     """
@@ -93,7 +94,7 @@ class Lookups:
     def __init__(
         self,
         client_of: Callable[[Ticket], Client | None],
-        bindings_of: Callable[[str], tuple[Binding, ...]],
+        bindings_of: Callable[[Adapter | None], tuple[Binding, ...]],
         layout: ChainLayout,
         tally: Tally,
         *,
@@ -106,12 +107,12 @@ class Lookups:
         self._deadline_ms = deadline_ms
         self._threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="saltern-lookup")
 
-    def start(self, ticket: Ticket, block_hashes: Sequence[bytes], adapter: str) -> PendingLookup:
+    def start(self, ticket: Ticket, block_hashes: Sequence[bytes], adapter: Adapter | None) -> PendingLookup:
         """Look a chain up.
 
         Args:
             block_hashes: the engine's, head first.
-            adapter: path of the request's LoRA adapter, or empty.
+            adapter: the request's, or None.
         """
         patience_s = _PATIENCE_DEADLINES * self._deadline_ms / 1000 + (_ADAPTER_WAIT_S if adapter else 0.0)
         pending = PendingLookup(patience_s)
@@ -121,7 +122,7 @@ class Lookups:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, pending: PendingLookup, ticket: Ticket, block_hashes: list[bytes], adapter: str) -> None:
+    def _run(self, pending: PendingLookup, ticket: Ticket, block_hashes: list[bytes], adapter: Adapter | None) -> None:
         found = NOTHING
         try:
             bindings, client = self._bindings_of(adapter), self._client_of(ticket)

@@ -28,6 +28,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol
 
 from saltern.vllm.fingerprint import Binding
+from saltern.vllm.identity import Adapter
 from saltern.vllm.layout import NULL_BLOCK, ChainLayout
 from saltern.vllm.lookups import NOTHING, Found
 from saltern.vllm.metadata import ChainUpdate, LoadJob, SaveJob, StepWork
@@ -83,7 +84,7 @@ class Pending(Protocol):
 class LookupStarter(Protocol):
     """See :class:`saltern.vllm.lookups.Lookups`."""
 
-    def start(self, ticket: Ticket, block_hashes: Sequence[bytes], adapter: str) -> Pending: ...
+    def start(self, ticket: Ticket, block_hashes: Sequence[bytes], adapter: Adapter | None) -> Pending: ...
 
 
 class Phase(Enum):
@@ -193,6 +194,8 @@ class SchedulerSide:
         self._forgotten: list[str] = []
         #: Records of the loads in the step that runs, where loads are part of steps.
         self._loaded_in_step: list[_Record] = []
+        #: Numbers of adapters that were loaded in place.
+        self._replaced: set[int] = set()
         self._wait_left_s = rules.lookup_wait_s
 
     def __len__(self) -> int:
@@ -205,7 +208,7 @@ class SchedulerSide:
         if request.request_id in self._records:
             self.finished(request.request_id)
         ticket = self._tenancy.ticket_for(request.cache_salt, request.kv_transfer_params)
-        if ticket is None:
+        if ticket is None or self._is_replaced(request.lora_request):
             self._tally.add(unused_requests=1)
             return
         record = self._records[request.request_id] = _Record(request, ticket)
@@ -306,11 +309,18 @@ class SchedulerSide:
         for record in self._records.values():
             record.failed = record.gapped = True
 
+    def _is_replaced(self, lora: Any) -> bool:
+        """Whether an adapter was ever loaded in place of another: then nobody can tell whose weights computed what."""
+        if lora is not None and lora.load_inplace:
+            self._replaced.add(lora.lora_int_id)
+        return lora is not None and lora.lora_int_id in self._replaced
+
     # ---- looking ---------------------------------------------------------------------------------------------------
 
     def _look(self, record: _Record) -> None:
         request = record.request
-        adapter = getattr(request.lora_request, "lora_path", "") if request.lora_request is not None else ""
+        lora = request.lora_request
+        adapter = None if lora is None else Adapter(lora.lora_path, lora.lora_int_id)
         record.pending = self._lookups.start(record.ticket, request.block_hashes, adapter)
         record.phase = Phase.LOOKING
 

@@ -17,7 +17,7 @@ from saltern.errors import FailedPreconditionError, NotFoundError, UnavailableEr
 from saltern.transport.memory import RegisteredBuffer, address_of
 from saltern.vllm import tenancy
 from saltern.vllm.fingerprint import EngineFacts
-from saltern.vllm.identity import Identity
+from saltern.vllm.identity import Adapter, Identity
 from saltern.vllm.layout import ChainLayout
 from saltern.vllm.pages import HostPages, Move, Region
 from saltern.vllm.staging import StagingArea
@@ -134,11 +134,11 @@ def test_i10_until_the_weights_are_read_there_are_no_names(tmp_path: Path) -> No
 
     identity = Identity(facts, ChainLayout(16), None)
     assert not identity.wait(0)
-    assert identity.bindings("") == ()
-    assert identity.bindings(str(tmp_path)) == ()
+    assert identity.bindings(None) == ()
+    assert identity.bindings(Adapter(str(tmp_path), 1)) == ()
     go_on.set()
     assert identity.wait(30)
-    assert len(identity.bindings("")) == 1
+    assert len(identity.bindings(None)) == 1
 
 
 def test_weights_that_cannot_be_read_are_told() -> None:
@@ -148,18 +148,21 @@ def test_weights_that_cannot_be_read_are_told() -> None:
     identity = Identity(facts, ChainLayout(16), None)
     assert identity.wait(30)
     assert isinstance(identity.error, NotFoundError)
-    assert identity.bindings("") == ()
+    assert identity.bindings(None) == ()
 
 
 def test_adapters_have_names_of_their_own_and_one_that_is_not_there_has_none(tmp_path: Path) -> None:
     identity = Identity(lambda: FACTS, ChainLayout(16, groups=2), None)
     assert identity.wait(30)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"low rank")
-    tuned, base = identity.bindings(str(tmp_path)), identity.bindings("")
+    tuned, base = identity.bindings(Adapter(str(tmp_path), 1)), identity.bindings(None)
     assert len({*tuned, *base}) == 4
-    assert identity.bindings(str(tmp_path / "nowhere")) == ()
+    assert identity.bindings(Adapter(str(tmp_path / "nowhere"), 2)) == ()
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"other low rank")
+    assert identity.bindings(Adapter(str(tmp_path), 1)) == tuned, "the engine still has what it has loaded"
+    assert not {*identity.bindings(Adapter(str(tmp_path), 3))} & {*tuned, *base}
     identity.renew()
-    assert not {*identity.bindings(""), *identity.bindings(str(tmp_path))} & {*tuned, *base}
+    assert not {*identity.bindings(None), *identity.bindings(Adapter(str(tmp_path), 1))} & {*tuned, *base}
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from saltern.vllm.fingerprint import Binding
+from saltern.vllm.identity import Adapter
 from saltern.vllm.layout import ChainLayout
 from saltern.vllm.lookups import NOTHING, Found
 from saltern.vllm.metadata import SaveJob, StepWork
@@ -39,7 +40,7 @@ class Lookups:
     def __init__(self) -> None:
         self.started: list[Answer] = []
 
-    def start(self, ticket: Ticket, block_hashes: Sequence[bytes], adapter: str) -> Answer:
+    def start(self, ticket: Ticket, block_hashes: Sequence[bytes], adapter: Adapter | None) -> Answer:
         self.started.append(Answer(len(block_hashes)))
         return self.started[-1]
 
@@ -154,6 +155,26 @@ def test_without_a_ticket_there_is_no_remote_cache() -> None:
     scheduler.side.allocated(request, [[1, 2, 3, 4, 5]], 0)
     assert scheduler.step(request, 0, request.num_tokens, [1, 2, 3, 4, 5]) == StepWork()
     assert (len(scheduler.side), scheduler.lookups.started) == (0, [])
+
+
+class Lora(NamedTuple):
+    """A request's adapter, as vLLM names it."""
+
+    lora_int_id: int
+    lora_path: str = "/adapters/style"
+    load_inplace: bool = False
+
+
+def test_an_adapter_that_was_loaded_in_place_has_no_remote_cache_from_then_on() -> None:
+    scheduler = Scheduler()
+    for number, (lora, uses) in enumerate(
+        [(Lora(1), True), (Lora(2), True), (Lora(1, load_inplace=True), False), (Lora(1), False), (Lora(2), True)]
+    ):
+        request = _request(4, name=f"r{number}")
+        request.lora_request = lora
+        before = len(scheduler.lookups.started)
+        scheduler.side.arrived(request)
+        assert (len(scheduler.lookups.started) > before) == uses
 
 
 def test_the_last_lookup_decides_what_is_stored_and_each_block_is_stored_once() -> None:
