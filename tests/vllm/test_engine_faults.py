@@ -165,8 +165,18 @@ def test_a_node_that_dies_within_a_load(scene: Scene, node: CacheNode) -> None:
     scene.serves_without_the_store()
 
 
-def test_a_node_that_dies_within_a_save(scene: Scene, node: CacheNode) -> None:
-    node.door.hold_replies(600)  # the lookups are answered, the puts are not
+def _hold_replies_to_puts(node: CacheNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Chain.put_many
+
+    def put_many(self: Chain, *arguments: object, **options: object) -> object:
+        node.door.hold_replies()
+        return original(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Chain, "put_many", put_many)
+
+
+def test_a_node_that_dies_within_a_save(scene: Scene, node: CacheNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    _hold_replies_to_puts(node, monkeypatch)
     with meanwhile(node.door.held, lambda: _die(node)):
         scene.engine.run(new_prompts())
         drain(scene.engine)
@@ -188,8 +198,8 @@ def test_a_node_that_stands_still_within_a_load(scene: Scene, node: CacheNode) -
     assert node.door.held.is_set(), "no load was under way"
 
 
-def test_a_node_that_stands_still_within_a_save(scene: Scene, node: CacheNode) -> None:
-    node.door.hold_replies(600)
+def test_a_node_that_stands_still_within_a_save(scene: Scene, node: CacheNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    _hold_replies_to_puts(node, monkeypatch)
     scene.engine.run(new_prompts())
     drain(scene.engine)
     assert node.door.held.is_set(), "no save was under way"
