@@ -32,7 +32,7 @@ demo: setup  ## run the main job end to end: two tenants, one node, real traffic
 test: setup  ## run the tests
 	@$(BIN)/pytest $(PYTEST_ARGS)
 
-test-rdma: setup  ## run tests/rdma in a VM with Soft-RoCE (QEMU, no card needed): RDMA_ARGS=--install gets QEMU first
+test-rdma: setup  ## run tests/rdma in a VM with Soft-RoCE (QEMU, no card needed): RDMA_ARGS="--install --quick" gets QEMU first, each test once; --full
 	@$(BIN)/python -m tests.rdma.vm $(RDMA_ARGS)
 
 # Real vLLM on this CPU, apart: its pins are not ours. The stack that its tests use runs from $(VENV), as children.

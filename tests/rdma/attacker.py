@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
+from dataplane.settings import SessionLimits, SsdSettings
 from saltern import wire
 from saltern.rdma import (
     Access,
@@ -19,46 +20,66 @@ from saltern.rdma import (
     Region,
 )
 from saltern.wire import Opcode
+from tenants.policy import TenantPolicy
+from tests.rdma.sides import shared_device
 from tests.support.static_node import MIB, StaticNode, static_node, tenant_policy
+from tests.support.waiting import wait_until
 from tests.support.wire_client import WireClient, connect_tcp
 
 WAIT_S = 30
-TENANTS = {
-    name: tenant_policy(limit_bytes=80 * MIB, namespaces=("chat",), block_bytes=64 * MIB) for name in ("acme", "blue")
-}
+#: Clients register room for two frames or two blocks: with small blocks that is soon done.
+TENANTS = {name: tenant_policy(limit_bytes=16 * MIB, block_bytes=MIB) for name in ("acme", "blue")}
 
 
 @contextmanager
-def rdma_node(dram_bytes: int = 160 * MIB, tenants: Mapping[str, object] | None = None) -> Iterator[StaticNode]:
-    """A node that offers RDMA; books must be exact and every queue pair gone when it ends."""
-    with static_node(tenants or TENANTS, dram_bytes=dram_bytes, rdma=DeviceChoice()) as node:  # type: ignore[arg-type]
+def rdma_node(
+    dram_bytes: int = 16 * MIB,
+    tenants: Mapping[str, TenantPolicy] | None = None,
+    *,
+    ssd: SsdSettings | None = None,
+    limits: SessionLimits | None = None,
+) -> Iterator[StaticNode]:
+    """A node that offers RDMA; once its sessions have ended its books are exact and every queue pair is gone."""
+    with static_node(
+        tenants or TENANTS, dram_bytes=dram_bytes, rdma=DeviceChoice(), ssd=ssd, limits=limits, metrics_tenants_max=8
+    ) as node:
         assert node.call(lambda: node._node._state.fabric is not None), "the node offers no RDMA"
         yield node
+        wait_until(lambda: node.session_count() == 0)
+        node.check_invariants()
+        for books in node.usage().tenants.values():
+            assert books.in_flight_bytes == books.held_bytes == 0
+        assert node.call(lambda: fabric_holds(node)) == (0, 0)
+
+
+def fabric_holds(node: StaticNode) -> tuple[int, int]:
+    """Queue pairs that are open, and what is under way on them; on the node's loop."""
+    fabric = node._node._state.fabric
+    assert fabric is not None
+    return len(fabric), fabric.share.held
 
 
 class RdmaClient:
     """One session with a queue pair, and ``size_bytes`` of registered memory as region 0."""
 
-    def __init__(
-        self, node: StaticNode, tenant: str = "acme", *, size_bytes: int = MIB, registers: bool = True
-    ) -> None:
+    def __init__(self, node: StaticNode, tenant: str = "acme", *, size_bytes: int = MIB) -> None:
         self.wire: WireClient = connect_tcp(node)
+        self.wire.sock.settimeout(2 * WAIT_S)  # the node may wait for a silent peer first
         self.hello = self.wire.hello(node.token(tenant, "chat"))
         assert self.hello.rdma
-        self.device = Device()
+        self._resources = ExitStack()
         try:
-            self._connect(size_bytes)
+            self._connect(shared_device(), size_bytes)
+            self.register(self.region.address, size_bytes, self.region.remote_key)
         except BaseException:
             self.__exit__()
             raise
-        if registers:
-            self.register(self.region.address, size_bytes, self.region.remote_key)
 
-    def _connect(self, size_bytes: int) -> None:
-        domain = ProtectionDomain(self.device)
+    def _connect(self, device: Device, size_bytes: int) -> None:
+        domain = self._resources.enter_context(ProtectionDomain(device))
         self.memory = mmap.mmap(-1, size_bytes)
         self.region = Region(domain, self.memory, Access.REMOTE)
-        self.completions = Completions(self.device, capacity=16)
+        self.completions = self._resources.enter_context(Completions(device, capacity=16))
         self.pair = QueuePair(domain, self.completions, access=Access.REMOTE, send_requests=4, receive_requests=4)
         self.node_endpoint = self.connect(self.pair.endpoint)
         self.pair.connect(self.node_endpoint)
@@ -68,7 +89,7 @@ class RdmaClient:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.device.close()
+        self._resources.close()
         self.wire.sock.close()
 
     def connect(self, endpoint: Endpoint) -> Endpoint:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from saltern.rdma import BINDING_NAMES, Device
-from tests.rdma.sides import close_shared_devices, resources
+from tests.rdma.extent import by_extent
+from tests.rdma.sides import close_shared_devices, pinned_kib, resources
 
 _HAS_DEVICE = any(port.is_active for port in Device.discover())
 #: In the guest a missing device is a fault of the recipe, not a reason to pass.
@@ -31,7 +32,7 @@ def _device_there() -> None:
     assert _HAS_DEVICE, "the guest has no active RDMA device"
 
 
-@pytest.fixture(params=BINDING_NAMES)
+@pytest.fixture(params=by_extent(quick=BINDING_NAMES[:1], usual=BINDING_NAMES))
 def binding(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -47,8 +48,8 @@ def _nothing_left() -> Iterator[None]:
         yield
         return
     device = Device.discover()[0].device
-    before = resources(device), _open_files()
+    before = resources(device), _open_files(), pinned_kib()
     yield
     close_shared_devices()
     gc.collect()
-    assert (resources(device), _open_files()) == before
+    assert (resources(device), _open_files(), pinned_kib()) == before

@@ -89,7 +89,7 @@ def _serve(pipe: Connection) -> None:
                 for number, size in enumerate(SIZES):
                     store_and_read(client, number, [size], registered=size < MIB)
             while what == "endless":
-                store_and_read(client, 9_999, [8 * MIB] * 2, registered=False)  # keys that no other test stores
+                store_and_read(client, 9_999, [MIB] * 8, registered=False)  # keys that no other test stores
                 pipe.send(client.transport)
             pipe.send(client.transport)
     except BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from saltern.rdma import (
     Access,
@@ -32,8 +34,12 @@ _COMPLETION_S = 60
 _shared: dict[str, Device] = {}
 
 
-def shared_device(binding: str) -> Device:
-    """One open device for all tests of a file: opening one reads a thousand rows of a GID table."""
+def shared_device(binding: str = "") -> Device:
+    """One open device for all tests of a file: opening one reads a thousand rows of a GID table.
+
+    Args:
+        binding: its name; empty for the one that the product takes.
+    """
     if binding not in _shared:
         _shared[binding] = Device(binding=binding)
     return _shared[binding]
@@ -128,6 +134,19 @@ def resources(device: str) -> dict[str, int]:
     ).stdout
     (row,) = json.loads(listing)
     return {kind: row[kind] for kind in ("pd", "cq", "qp", "mr")}
+
+
+def pinned_kib() -> int:
+    """Memory of this process that is registered with devices."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmPin:"))
+
+
+def become_nobody(memlock_bytes: int) -> None:
+    """What has not been imported by now may be out of reach: this interpreter can be in root's own folder."""
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock_bytes, memlock_bytes))
+    os.setgid(65534)
+    os.setuid(65534)
 
 
 def in_child(action: Callable[[], object]) -> None:

@@ -8,19 +8,24 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from dataplane.io.rdma import TENANT_LINKS_MAX, Link
 from saltern import wire
-from saltern.errors import SalternError
+from saltern.errors import SalternError, StatusCode
 from saltern.names import TenantId
 from saltern.rdma import CompletionStatus, Endpoint, Gid, Read, RemoteSpan, Write
 from saltern.wire import Opcode
-from tests.rdma.attacker import MIB, RdmaClient, rdma_node
+from tests.rdma.attacker import TENANTS, RdmaClient, fabric_holds, rdma_node
+from tests.rdma.extent import by_extent
 from tests.rdma.other_process import OtherProcess
-from tests.support.static_node import StaticNode
+from tests.rdma.sides import shared_device
+from tests.support.static_node import MIB, StaticNode, tenant_policy
 from tests.support.waiting import wait_until
-from tests.support.wire_client import block, connect_tcp, key
+from tests.support.wire_client import WireClient, block, connect_tcp, key
 
 ENTRY = {key(1): block(1)}
-ACME = TenantId("acme")
+ACME, TINY = TenantId("acme"), TenantId("tiny")
+#: Of a transfer that is to be caught on its way: several chains.
+LONG_MIB = 12
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +37,7 @@ def other() -> Iterator[OtherProcess]:
 
 @pytest.fixture(scope="module")
 def shared_node(other: OtherProcess) -> Iterator[StaticNode]:
-    with rdma_node(64 * MIB) as node:
+    with rdma_node(48 * MIB, {**TENANTS, "tiny": tenant_policy(limit_bytes=MIB)}) as node:
         yield node
 
 
@@ -44,16 +49,18 @@ def node(shared_node: StaticNode) -> Iterator[StaticNode]:
         yield shared_node
         assert innocent.get(key(5), 4096) == block(5)
         wait_until(lambda: shared_node.session_count() == 1)
-        books = shared_node.usage().tenants[ACME]
-        assert books.in_flight_bytes == books.held_bytes == 0
+        for books in shared_node.usage().tenants.values():
+            assert books.in_flight_bytes == books.held_bytes == 0
         shared_node.check_invariants()
     wait_until(lambda: shared_node.session_count() == 0)
-    shared_node.call(lambda: fabric_is_empty(shared_node))
+    assert shared_node.call(lambda: fabric_holds(shared_node)) == (0, 0)
 
 
-def fabric_is_empty(node: StaticNode) -> None:
+def links(node: StaticNode) -> list[Link]:
+    """The node's ends of the queue pairs that are open; on its loop."""
     fabric = node._node._state.fabric
-    assert fabric is not None and not len(fabric) and fabric.share.held == 0
+    assert fabric is not None
+    return list(fabric._links.values())
 
 
 def refusal(client: RdmaClient) -> SalternError:
@@ -134,11 +141,13 @@ def test_i2_the_node_speaks_to_a_queue_pair_for_one_session_only(node: StaticNod
 @pytest.mark.parametrize("what", ["read", "write"])
 def test_i3_the_arena_cannot_be_reached_by_whoever_knows_all_about_it(node: StaticNode, what: str) -> None:
     arena = node.call(lambda: node._node._state.fabric._arena)  # type: ignore[union-attr]
-    for remote_key in {arena.remote_key, arena.local_key, 0}:
+    told = [(arena.address, remote_key) for remote_key in {arena.remote_key, arena.local_key, 0}]
+    guessed = [(arena.address & ~0xFFFFFF, arena.remote_key ^ 1), (0, arena.remote_key + 0x100)]
+    for address, remote_key in told + guessed:
         with RdmaClient(node) as attacker:
             attacker.put(ENTRY)
             attacker.memory[:4096] = b"\x66" * 4096
-            mine, there = (attacker.region.local(0, 4096),), RemoteSpan(arena.address, 4096, remote_key)
+            mine, there = (attacker.region.local(0, 4096),), RemoteSpan(address, 4096, remote_key)
             for chain in attacker.pair.plan([Read(mine, there) if what == "read" else Write(mine, there)]):
                 attacker.pair.post(chain, "attack")
             ended = attacker.collect()
@@ -164,24 +173,34 @@ def test_a_bad_request_in_the_middle_of_a_chain_publishes_nothing_of_it(node: St
         assert all(again.get(name, 4096) is None for name in entries)
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queue pairs that the node connects from now on give a silent peer up after half a second, not after two."""
+    monkeypatch.setattr("dataplane.io.rdma._ACK_TIMEOUT", 14)
+
+
 def test_i7_a_vanished_queue_pair_keeps_the_extent_until_the_node_has_given_up_on_it(
-    node: StaticNode,
+    node: StaticNode, request: pytest.FixtureRequest
 ) -> None:
-    """A completion that comes late: while the device retries, the extent is charged and nobody else gets it."""
-    with RdmaClient(node) as attacker:
-        attacker.put({key(80): block(80)})
-        attacker.pair.close()
-        attacker.send_put({key(81): block(81)})
-        wait_until(lambda: node.usage().tenants[ACME].in_flight_bytes == 4096)
-        with RdmaClient(node) as other:
-            assert other.put({key(82): block(82)}).codes in (b"\0", b"\6")
-            assert other.get(key(82), 4096) == block(82)
-        with suppress(EOFError):  # where the request's own deadline comes before the device gives up
-            assert refusal(attacker).reason == "RDMA_PEER_SILENT"
-        wait_until(lambda: node.usage().tenants[ACME].in_flight_bytes == 0)
+    """A completion that comes late: while the device retries, the extent is charged and nobody gets it, not even the
+    tenant itself, which has room for no other; once the queue pair is gone it is given out again."""
+    with RdmaClient(node, "tiny") as other:
+        request.getfixturevalue("impatient")
+        with RdmaClient(node, "tiny") as attacker:
+            attacker.pair.close()
+            attacker.send_put({key(81): block(81, MIB)})
+            wait_until(lambda: node.usage().tenants[TINY].in_flight_bytes == MIB)
+            (link,) = node.call(lambda: [link for link in links(node) if not link.is_quiet])
+            other.send_put({key(82): block(82, MIB)})
+            with suppress(EOFError):  # where the request's own deadline comes before the device gives up
+                assert refusal(attacker).reason == "RDMA_PEER_SILENT"
+        assert other.wire.answer(wire.PutReply)[0].codes == b"\0"
+        assert link.is_quiet and link._queue_pair.is_closed
+        assert other.get(key(82), MIB) == block(82, MIB)
+        assert other.get(key(81), MIB) is None
 
 
-def test_i7_a_client_that_leaves_in_the_middle_takes_its_queue_pair_along(node: StaticNode) -> None:
+def test_i7_a_client_that_leaves_in_the_middle_takes_its_queue_pair_along(node: StaticNode, impatient: None) -> None:
     """The connection ends while a chain is under way: the queue pair goes first, then the extent is free again."""
     with RdmaClient(node) as attacker:
         attacker.pair.close()
@@ -200,12 +219,54 @@ def test_a_get_without_a_receive_posted_is_given_up_on(node: StaticNode) -> None
         assert refusal(attacker).reason in ("RDMA_RECEIVER_NOT_READY", "RDMA_PEER_SILENT")
 
 
-def test_a_region_that_was_closed_is_of_no_use_to_a_later_request(node: StaticNode) -> None:
+@pytest.mark.parametrize("end", ["destroyed", "failed"])
+@pytest.mark.parametrize("operation", ["put", "get"])
+def test_i7_a_queue_pair_that_ends_in_the_middle_of_a_transfer(
+    node: StaticNode, impatient: None, operation: str, end: str
+) -> None:
+    """The device is halfway through the bytes: the node's queue pair goes, then its memory is free again. Entries of
+    earlier chains, which are whole, stay."""
+    entries = {key(90 + at): block(90 + at, MIB) for at in range(LONG_MIB)}
+    with RdmaClient(node, size_bytes=LONG_MIB * MIB) as attacker:
+        if operation == "get":
+            assert set(attacker.put(entries).codes) <= {0, StatusCode.ALREADY_EXISTS}
+            attacker.send_get(list(entries), MIB)
+        else:
+            attacker.wire.send(Opcode.DELETE, wire.Delete(b"".join(entries)))
+            attacker.wire.answer(wire.DeleteReply)
+            attacker.send_put(entries)
+        wait_until(lambda: node.call(lambda: any(not link.is_quiet for link in links(node))))
+        attacker.pair.close() if end == "destroyed" else attacker.pair.fail()
+        with suppress(EOFError):
+            assert refusal(attacker).reason in ("RDMA_PEER_SILENT", "RDMA_REMOTE_ACCESS", "RDMA_QUEUE_PAIR_ENDED")
+    with RdmaClient(node) as again:
+        found = [again.get(name, MIB) for name in entries]
+        assert all(got in (None, value) for got, value in zip(found, entries.values(), strict=True))
+        assert operation == "get" or found[-1] is None, "what was under way is not published"
+
+
+@pytest.mark.parametrize("operation", ["put", "get"])
+def test_a_descriptor_that_was_closed_is_of_no_use_later(node: StaticNode, operation: str) -> None:
+    """Neither in the session that made it nor in the next one; the memory that it named is somebody else's by now."""
     with RdmaClient(node) as attacker:
         attacker.put(ENTRY)
         attacker.region.close()
-        attacker.send_get([key(1)], 4096)
+        _use(attacker, operation)
         assert refusal(attacker).reason == "RDMA_REMOTE_ACCESS"
+    old = attacker.region
+    with RdmaClient(node) as attacker:
+        attacker.register(old.address, MIB, old.remote_key)
+        _use(attacker, operation)
+        assert refusal(attacker).reason == "RDMA_REMOTE_ACCESS"
+    with RdmaClient(node) as again:
+        assert again.get(key(66), 4096) is None
+
+
+def _use(attacker: RdmaClient, operation: str) -> None:
+    if operation == "get":
+        attacker.send_get([key(1)], 4096)
+    else:
+        attacker.send_put({key(66): block(66)}, offsets=[0])
 
 
 def test_a_client_that_is_killed_in_the_middle_of_transfers_leaves_nothing(
@@ -221,14 +282,31 @@ def test_a_client_that_is_killed_in_the_middle_of_transfers_leaves_nothing(
 def test_a_flood_of_sessions_is_bounded_and_the_rest_is_served_over_tcp(
     node: StaticNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dataplane.io.rdma.TENANT_LINKS_MAX", 3)
+    """One tenant takes all that it may have, with queue pairs that nobody is behind: others do not feel it."""
+    tenant_max = by_extent(quick=12, usual=TENANT_LINKS_MAX)
+    monkeypatch.setattr("dataplane.io.rdma.TENANT_LINKS_MAX", tenant_max)
     with ExitStack() as stack:
-        flood: list[RdmaClient] = []
-        with suppress(SalternError):
-            while len(flood) < 4:
-                flood.append(stack.enter_context(RdmaClient(node)))
-        assert len(flood) == 3
-        assert stack.enter_context(RdmaClient(node, "blue")).put(ENTRY).codes in (b"\0", b"\6")
+        gid = shared_device().gid
+
+        def connect(number: int) -> WireClient:
+            flooding = stack.enter_context(connect_tcp(node))
+            flooding.hello(node.token("acme", "chat"))
+            pretended = Endpoint(qpn=0x800000 + number, gid=gid, psn=1, mtu_bytes=1024)
+            flooding.send(Opcode.CONNECT, wire.Connect(pretended.pack()))
+            return flooding
+
+        for number in range(tenant_max):
+            connect(number).answer(wire.ConnectReply)
+        refused = connect(tenant_max)
+        assert refused.error().reason == "RDMA_SESSIONS_FULL"
+        refused.put({key(1): block(1)})
+        assert refused.get(key(1)) == {key(1): block(1)}, "the session goes on over TCP"
+        with RdmaClient(node, "blue") as neighbour:
+            assert neighbour.put(ENTRY).codes in (b"\0", b"\6")
+        monkeypatch.setattr("dataplane.io.rdma.LINKS_MAX", tenant_max + 1)  # the innocent session is one
+        with pytest.raises(SalternError) as caught:
+            RdmaClient(node, "blue")
+        assert caught.value.reason == "RDMA_SESSIONS_FULL"
 
 
 def test_i2_addresses_that_nobody_has_are_tried_once_in_a_while(

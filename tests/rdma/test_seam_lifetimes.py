@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import mmap
-import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,7 +25,7 @@ from saltern.rdma import (
 )
 from saltern.rdma.bindings import load_binding
 from saltern.rdma.splitting import Request, Verb
-from tests.rdma.sides import Side, close_shared_devices, connected, in_child, shared_device
+from tests.rdma.sides import Side, become_nobody, close_shared_devices, connected, in_child, shared_device
 
 
 def _refused(reason: str, action: Callable[[], object]) -> None:
@@ -174,7 +172,7 @@ def test_dmabuf_is_refused_clearly_where_the_device_does_not_offer_it(binding: s
 def test_too_little_lockable_memory_is_said(binding: str) -> None:
     def child() -> None:
         load_binding(binding)
-        _become_nobody(memlock_bytes=1 << 20)
+        become_nobody(memlock_bytes=1 << 20)
         with Device(binding=binding) as device, ProtectionDomain(device) as domain:
             Region(domain, bytearray(1 << 18)).close()
             try:
@@ -198,7 +196,7 @@ def test_a_device_that_this_user_may_not_open_is_said(binding: str) -> None:
 
         def child() -> None:
             load_binding(binding)
-            _become_nobody(memlock_bytes=1 << 20)
+            become_nobody(memlock_bytes=1 << 20)
             _refused("RDMA_NOT_PERMITTED", lambda: Device(binding=binding))
 
         in_child(child)
@@ -222,10 +220,3 @@ def test_what_cannot_be_chosen_or_reached_is_refused(binding: str) -> None:
         with pytest.raises(FailedPreconditionError) as caught:
             ipv4.pair.connect(link_local.pair.endpoint)
         assert caught.value.reason == "RDMA_GID_MISMATCH"
-
-
-def _become_nobody(memlock_bytes: int) -> None:
-    """What has not been imported by now may be out of reach: this interpreter can be in root's own folder."""
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock_bytes, memlock_bytes))
-    os.setgid(65534)
-    os.setuid(65534)

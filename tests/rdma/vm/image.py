@@ -53,7 +53,7 @@ def build(kernel: Path, busybox: Path, init: Path, folder: Path) -> None:
     shell = next(iter(read_files(busybox, lambda path: path.name == "busybox").values()))
 
     archive = Cpio()
-    for name in ("dev", "proc", "sys", "host", "changes", "machine", "modules"):
+    for name in ("dev", "proc", "sys", "host", "preloaded", "changes", "machine", "modules"):
         archive.add_folder(name)
     archive.add_console()
     archive.add_file("bin/busybox", shell, executable=True)
@@ -101,9 +101,15 @@ class Cpio:
             self._folders.add(name)
             self._add(name, 0o040755)
 
-    def add_file(self, name: str, data: bytes, *, executable: bool = False) -> None:
-        self.add_folder(str(PurePosixPath(name).parent)) if "/" in name else None
-        self._add(name, 0o100755 if executable else 0o100644, data)
+    def add_file(self, name: str, data: bytes, *, executable: bool = False, modified_s: int = 0) -> None:
+        for folder in reversed(PurePosixPath(name).parents[:-1]):
+            self.add_folder(str(folder))
+        self._add(name, 0o100755 if executable else 0o100644, data, modified_s=modified_s)
+
+    def add_copy(self, name: str, path: Path) -> None:
+        """A file of this machine with its time, which Python compares with what it has compiled."""
+        facts = path.stat()
+        self.add_file(name, path.read_bytes(), executable=bool(facts.st_mode & 0o100), modified_s=int(facts.st_mtime))
 
     def add_console(self) -> None:
         """``/dev/console``: without it the first process has no output."""
@@ -113,10 +119,12 @@ class Cpio:
         self._add("TRAILER!!!", 0)
         return b"".join(self._parts)
 
-    def _add(self, name: str, mode: int, data: bytes = b"", device: tuple[int, int] = (0, 0)) -> None:
+    def _add(
+        self, name: str, mode: int, data: bytes = b"", device: tuple[int, int] = (0, 0), modified_s: int = 0
+    ) -> None:
         self._inode += 1
         encoded = name.encode() + b"\0"
-        fields = (self._inode, mode, 0, 0, 1, 0, len(data), 0, 0, *device, len(encoded), 0)
+        fields = (self._inode, mode, 0, 0, 1, modified_s, len(data), 0, 0, *device, len(encoded), 0)
         head = b"070701" + b"".join(b"%08X" % field for field in fields) + encoded
         self._parts += [head, bytes(-len(head) % 4), data, bytes(-len(data) % 4)]
 

@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# The guest's first process: the machine's root, read-only, under a layer in memory; Soft-RoCE over a network device
-# that leads nowhere; then /job/command, whose status goes to /job/status.
+# The guest's first process: the machine's root, read-only, under what was preloaded of it and a layer in memory;
+# Soft-RoCE over a network device that leads nowhere; then /job/command, whose status goes to /job/status.
 b=/bin/busybox
 finish() { echo "guest: $1"; $b sync; $b poweroff -f; }
 seconds() { $b cut -d' ' -f1 /proc/uptime; }
@@ -16,7 +16,7 @@ share="trans=virtio,version=9p2000.L,msize=524288"
 $b mount -t 9p -o "ro,cache=loose,$share" root /host || finish "the machine's root cannot be mounted"
 $b mount -t tmpfs -o size=75% tmpfs /changes
 $b mkdir /changes/upper /changes/work
-$b mount -t overlay -o lowerdir=/host,upperdir=/changes/upper,workdir=/changes/work overlay /machine \
+$b mount -t overlay -o lowerdir=/preloaded:/host,upperdir=/changes/upper,workdir=/changes/work overlay /machine \
     || finish "no layer over the machine's root"
 for folder in proc sys dev; do $b mount --bind "/$folder" "/machine/$folder"; done
 $b mkdir -p /machine/dev/shm /machine/dev/pts /machine/job

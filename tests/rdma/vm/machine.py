@@ -25,10 +25,13 @@ class Machine:
     processors: int = 2
     accelerator: str = "tcg"
 
-    def run(self, command: str, job: Path, limit_s: float) -> int:
+    def run(self, command: str, job: Path, limit_s: float, *, preloaded: bytes = b"") -> int:
         """Run ``command`` (bash) in the guest and return its status. Its output goes to this process's.
 
         The guest sees this machine's root read-only, and ``job`` as ``/job``, writable.
+
+        Args:
+            preloaded: an archive that is unpacked after the initramfs.
 
         Raises:
             TimeoutError: it was not done after ``limit_s``.
@@ -36,6 +39,8 @@ class Machine:
         """
         job.mkdir(parents=True, exist_ok=True)
         (job / "command").write_text(command)
+        packed = (self.image / "initramfs").read_bytes()
+        (job / "initramfs").write_bytes(packed + bytes(-len(packed) % 4) + preloaded)
         status = job / "status"
         status.unlink(missing_ok=True)
         process = subprocess.Popen(self._arguments(job), stdin=subprocess.DEVNULL)
@@ -59,7 +64,7 @@ class Machine:
             *("-machine", "q35", "-accel", accelerator, "-cpu", "max"),
             *("-smp", str(self.processors), "-m", f"{self.memory_mib}M"),
             *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"),
-            *("-kernel", str(self.image / "vmlinux"), "-initrd", str(self.image / "initramfs"), "-append", append),
+            *("-kernel", str(self.image / "vmlinux"), "-initrd", str(job / "initramfs"), "-append", append),
             *("-virtfs", "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap"),
             *("-virtfs", f"local,path={job},mount_tag=job,security_model=none"),
         ]

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -16,6 +16,8 @@ HOST_PACKAGES: Final = ("qemu-system-x86", "libibverbs1", "ibverbs-providers", "
 KERNEL: Final = "linux-image-amd64"
 BUSYBOX: Final = "busybox-static"
 PYVERBS: Final = "python3-pyverbs"
+#: What the bench of the RDMA transport is held against, and the libraries that it needs.
+PERFTEST: Final = ("perftest", "libibumad3", "libpci3", "librdmacm1")
 
 
 class MissingError(Exception):
@@ -102,3 +104,9 @@ def unpack_pyverbs(package: Path, folder: Path) -> None:
         target = folder / path.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
+
+
+def unpack_whole(packages: Iterable[Path], folder: Path) -> None:
+    """The files of packages below ``folder``, as they would lie below ``/``."""
+    for package in packages:
+        subprocess.run(["dpkg-deb", "-x", str(package), str(folder)], check=True)

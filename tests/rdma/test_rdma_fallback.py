@@ -1,0 +1,165 @@
+"""RDMA, else shared memory, else TCP: negotiated when a session opens, logged, counted, forced by option; and a node
+that cannot use its device says why and serves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import structlog.testing
+
+from saltern.cli import rdma_facts
+from saltern.cli.finding import State
+from saltern.credentials import NodeEndpoint
+from saltern.errors import SalternError
+from saltern.rdma import BINDING_NAMES, DeviceChoice
+from saltern.rdma.bindings import Binding
+from saltern.transport import opening
+from tests.rdma.attacker import rdma_node
+from tests.support.clients import block, node_client, static_client
+from tests.support.scraping import Scrape
+from tests.support.static_node import StaticNode, static_node
+from tests.support.waiting import wait_until
+
+ENTRY = block(1, 4096)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_no_rdma_until_s", {})
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[StaticNode]:
+    with rdma_node() as running:
+        yield running
+
+
+def taken(node: StaticNode, transport: str, endpoint: NodeEndpoint | None = None) -> str:
+    """The transport that a client takes which was told ``transport``."""
+    token = node.token("acme", "chat")
+    with node_client(node, transport) if endpoint is None else static_client(endpoint, token) as client:
+        assert client.put_many([ENTRY])
+        (found,) = client.get_many([ENTRY[0]])
+        assert found.payload == ENTRY[1]  # type: ignore[union-attr]
+        return client.transport
+
+
+def test_auto_takes_rdma_then_shared_memory_then_tcp(
+    node: StaticNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="saltern")
+    assert taken(node, "auto") == "rdma"
+    assert "node node-1: session over rdma" in caplog.messages
+    monkeypatch.setenv("SALTERN_RDMA_DEVICE", "off")
+    assert taken(node, "auto") == "shm"
+    assert taken(node, "auto", NodeEndpoint("node-1", node.wire_endpoint)) == "tcp"
+
+
+@pytest.mark.parametrize("transport", ["rdma", "shm", "tcp"])
+def test_what_was_forced_is_taken(node: StaticNode, transport: str) -> None:
+    assert taken(node, transport) == transport
+
+
+def test_metrics_tell_the_transport_of_sessions_and_requests(node: StaticNode) -> None:
+    opened, moved = "sessions_opened_total", "sessions_closed_total"
+    before = Scrape(node.metrics_endpoint)
+    with node_client(node, "rdma") as client:
+        assert client.put_many([ENTRY])
+        wait_until(lambda: _of(node, "sessions", transport="rdma") == 1)
+    assert _of(node, opened, transport="rdma") == (before.value(opened, transport="rdma") or 0) + 1
+    labels = {"transport": "tcp", "reason": "CONNECTED"}
+    assert _of(node, moved, **labels) == (before.value(moved, **labels) or 0) + 1
+    count = "request_duration_seconds_count"
+    wait_until(lambda: _of(node, count, transport="rdma", operation="put") > 0)
+
+
+def _of(node: StaticNode, name: str, **labels: str) -> float:
+    return Scrape(node.metrics_endpoint).value(name, **labels) or 0
+
+
+def test_a_node_that_offers_none_is_told_of_once_and_served_by_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="saltern")
+    with static_node() as plain:
+        assert [taken(plain, "auto"), taken(plain, "auto")] == ["shm", "shm"]
+        assert _forced_reason(plain) == "TRANSPORT_NOT_OFFERED"
+    assert len([said for said in caplog.messages if "rdma not usable (TRANSPORT_NOT_OFFERED" in said]) == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [("rxe0:1:0", "RDMA_GID_MISMATCH"), ("rxe0:1:99", "RDMA_GID_UNKNOWN"), ("mlx5_9", "RDMA_DEVICE_UNKNOWN")],
+)
+def test_a_client_with_a_wrong_gid_says_so_and_is_served_by_the_next(
+    node: StaticNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, named: str, reason: str
+) -> None:
+    caplog.set_level(logging.INFO, logger="saltern")
+    monkeypatch.setenv("SALTERN_RDMA_DEVICE", named)
+    assert taken(node, "auto") == "shm"
+    assert [said for said in caplog.messages if f"rdma not usable ({reason}" in said]
+    fabric = node.call(lambda: node._node._state.fabric)
+    assert fabric is not None
+    node.call(fabric._held_until_s.clear)
+    assert _forced_reason(node) == reason
+    node.call(fabric._held_until_s.clear)
+
+
+def _forced_reason(node: StaticNode) -> str:
+    with node_client(node, "rdma") as client:
+        error = getattr(client.put_many([ENTRY])[0], "error", None)
+        assert isinstance(error, SalternError)
+        return error.reason
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [(DeviceChoice(gid_index=99), "RDMA_GID_UNKNOWN"), (DeviceChoice("mlx5_9"), "RDMA_DEVICE_UNKNOWN")],
+)
+def test_a_node_told_to_use_what_is_not_there_says_so_and_serves(choice: DeviceChoice, reason: str) -> None:
+    with structlog.testing.capture_logs() as logged, static_node(rdma=choice) as running:
+        assert taken(running, "auto") == "shm"
+    assert [(entry["log_level"], entry["reason"]) for entry in logged if entry["event"] == "no rdma"] == [
+        ("warning", reason)
+    ]
+
+
+def test_a_node_without_a_library_says_so_and_serves_and_doctor_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_not_installed() -> Binding:
+        raise ImportError("libibverbs.so.1: cannot open shared object file")
+
+    monkeypatch.setattr("saltern.rdma.bindings._LOADERS", dict.fromkeys(BINDING_NAMES, is_not_installed))
+    with structlog.testing.capture_logs() as logged, static_node(rdma=DeviceChoice()) as running:
+        assert taken(running, "auto") == "shm"
+    (said,) = [entry for entry in logged if entry["event"] == "no rdma"]
+    assert (said["log_level"], said["reason"]) == ("warning", "RDMA_NO_LIBRARY")
+    found = {finding.check: finding for finding in rdma_facts.examine()}["RDMA library"]
+    assert found.state is State.WARN and "libibverbs.so.1" in found.detail and "apt install" in found.hint
+
+
+def test_a_node_that_may_not_lock_its_arena_says_so_and_serves_and_doctor_names_it() -> None:
+    with _nobody(memlock_bytes=1 << 20):
+        with structlog.testing.capture_logs() as logged, static_node(rdma=DeviceChoice()) as running:
+            assert taken(running, "auto") == "shm"
+        found = {finding.check: finding for finding in rdma_facts.examine()}["RDMA locked memory"]
+    (said,) = [entry for entry in logged if entry["event"] == "no rdma"]
+    assert (said["log_level"], said["reason"]) == ("warning", "RDMA_MEMLOCK")
+    assert "LimitMEMLOCK" in said["hint"]
+    assert found.state is State.WARN and "1 MiB is too low" in found.detail
+
+
+@contextmanager
+def _nobody(memlock_bytes: int) -> Iterator[None]:
+    """For a while this process is not root, whose right to lock memory knows no limit."""
+    user = os.geteuid()
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock_bytes, hard))
+    try:
+        os.seteuid(65534)
+        yield
+    finally:
+        os.seteuid(user)
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
