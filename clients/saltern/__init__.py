@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         Refused,
         Stored,
     )
+    from saltern.token_credentials import TokenCredentials
     from saltern.transport.memory import RegisteredBuffer
 
 __version__ = "0.1.0"
@@ -101,6 +102,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "Refused",
         "Stored",
     ),
+    "token_credentials": ("TokenCredentials",),
     "transport.memory": ("RegisteredBuffer",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -147,6 +149,7 @@ __all__ = [
     "SalternError",
     "StaticCredentials",
     "Stored",
+    "TokenCredentials",
     "UnauthenticatedError",
     "UnavailableError",
 ]
