@@ -121,6 +121,7 @@ class _Record:
         computed_blocks: how many were there (locally, loaded) when it was scheduled first.
         saved_blocks: how many from the first on need not be stored (again); None while nobody knows.
         sent_blocks: how many block hashes the workers have.
+        matched_from: blocks that the engine had itself when it was last told what can be loaded.
         loads_from: first block of the load in flight, and ``loads`` the ids of its blocks in the first group.
     """
 
@@ -134,6 +135,7 @@ class _Record:
         "gapped",
         "loads",
         "loads_from",
+        "matched_from",
         "pending",
         "phase",
         "request",
@@ -158,6 +160,7 @@ class _Record:
         self.sent_blocks = 0
         self.reused_blocks: int | None = None
         self.copies_wanted: tuple[int, ...] = ()
+        self.matched_from = 0
         self.loads_from = 0
         self.loads: tuple[int, ...] = ()
 
@@ -228,7 +231,8 @@ class SchedulerSide:
             self._look(record)
         if record.phase is Phase.LOOKING and not self._settle(record):
             return None, False
-        count = self._loadable(record, computed_tokens)
+        record.matched_from = computed_tokens // self._layout.block_tokens
+        count = max(0, min(record.found.blocks, self._last_loadable(record)) - record.matched_from)
         return (count * self._layout.block_tokens, self._rules.load_async) if count else (0, False)
 
     def allocated(self, request: EngineRequest, block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
@@ -246,7 +250,7 @@ class SchedulerSide:
                 record.phase = Phase.RUNNING
             return
         count = external_tokens // self._layout.block_tokens
-        first = self._load_end(record) - count
+        first = record.matched_from
         record.phase = Phase.LOADING
         record.loads_from = first
         record.loads = tuple(block_ids[0][first : first + count])
@@ -345,12 +349,6 @@ class SchedulerSide:
     def _last_loadable(self, record: _Record) -> int:
         """How many blocks may come from elsewhere: a token is left to compute, or there is nothing to sample from."""
         return (record.request.num_tokens - 1) // self._layout.block_tokens - self._rules.withheld_blocks
-
-    def _loadable(self, record: _Record, computed_tokens: int) -> int:
-        return max(0, self._load_end(record) - computed_tokens // self._layout.block_tokens)
-
-    def _load_end(self, record: _Record) -> int:
-        return min(record.found.blocks, self._last_loadable(record))
 
     # ---- storing ---------------------------------------------------------------------------------------------------
 

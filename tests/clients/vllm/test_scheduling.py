@@ -148,6 +148,15 @@ def test_a_prompt_is_never_loaded_whole() -> None:
     assert drafting.side.matched(request, 4 * BLOCK_TOKENS) == (0, False), "never a negative number"
 
 
+def test_an_engine_that_takes_less_than_it_was_told_gets_the_first_of_it() -> None:
+    scheduler, request = Scheduler(), _request(6)
+    scheduler.arrived(request, found=5)
+    assert scheduler.side.matched(request, BLOCK_TOKENS) == (4 * BLOCK_TOKENS, True)
+    scheduler.side.allocated(request, [[1, 2, 3, 4, 5, 6, 7]], 2 * BLOCK_TOKENS)
+    [job] = scheduler.side.plan_step([]).loads
+    assert (job.first_block, job.block_ids) == (1, ((2, 3),))
+
+
 def test_without_a_ticket_there_is_no_remote_cache() -> None:
     scheduler, request = Scheduler(tenancy=NoTicket()), _request(4)
     scheduler.side.arrived(request)
