@@ -8,7 +8,7 @@ applied version v serves nothing that v or an earlier version took away.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
@@ -28,6 +28,8 @@ from tenants.tokens import KeySet
 
 #: A change of more tenants than this goes out as a snapshot: a delta would save little.
 DELTA_TENANTS_MAX: Final = 1_000
+#: Of every tenant's rows, fetched and made values in one go: some 10 ms of the event loop.
+_ROWS_AT_ONCE: Final = 1_000
 _SCOPE: Final = ServiceScope(ServiceTask.POLICY_SNAPSHOT)
 
 RowT = TypeVar("RowT", bound=NamedTuple)
@@ -177,8 +179,15 @@ class _Reader:
     async def of(self, kind: type[RowT], model: type[Any], tenant_column: Any) -> list[RowT]:
         """Columns of one table, of the tenants that changed; ``tenant_column`` says whose a row is."""
         statement = select(*(getattr(model, name) for name in kind._fields)).order_by(tenant_column)
-        result = await self._session.execute(self._narrowed(statement, tenant_column))
-        return [kind._make(row) for row in result]
+        return [kind._make(row) async for part in self._parts(statement, tenant_column) for row in part]
+
+    async def _parts(self, statement: Any, tenant_column: Any) -> AsyncIterator[Sequence[Any]]:
+        """The rows of the tenants that changed; or of all in parts, between which others have the event loop."""
+        if self._names is not None:
+            yield (await self._session.execute(self._narrowed(statement, tenant_column))).all()
+            return
+        async for part in (await self._session.stream(statement)).partitions(_ROWS_AT_ONCE):
+            yield part
 
     def _narrowed(self, statement: Any, tenant_column: Any) -> Any:
         if self._names is None:
@@ -206,10 +215,9 @@ class _Reader:
         lease = models.QuotaLease
         statement = select(lease.node_id, lease.tenant_id, lease.tier, lease.granted_bytes)
         granted: dict[NodeId, dict[QuotaKey, int]] = defaultdict(dict)
-        for node, tenant, tier, granted_bytes in await self._session.execute(
-            self._narrowed(statement, lease.tenant_id)
-        ):
-            granted[node][tenant, tier] = granted_bytes
+        async for part in self._parts(statement, lease.tenant_id):
+            for node, tenant, tier, granted_bytes in part:
+                granted[node][tenant, tier] = granted_bytes
         return granted
 
     async def namespace_granted_bytes(self) -> dict[NamespaceKey, dict[NodeId, int]]:

@@ -11,9 +11,10 @@ from sqlalchemy import case, delete, func, select, update
 
 from controlplane.clock import utc_now
 from controlplane.db import Database, ServiceScope, ServiceTask, bump_policy_version, connect, models
-from controlplane.node import lease_steps
+from controlplane.node import demand, lease_steps
+from controlplane.node.books import TenantBooks, TierBooks, write_books
 from controlplane.node.lease_keeper import LeaseKeeper
-from saltern.names import TenantId
+from saltern.names import NodeId, TenantId
 from tenants.policy import TenantState
 from tenants.quota import Tier
 from tests.support.control import migrate
@@ -63,6 +64,13 @@ class Books:
         async with self.transaction() as session:
             await session.execute(update(quota).where(quota.tenant_id == tenant).values(limit_bytes=limit_bytes))
             await bump_policy_version(session, utc_now(), TenantId(tenant))
+
+    async def use(self, node: str, tenant: str, *, hit_bytes: int, evictions: int) -> None:
+        counters = dict.fromkeys(models.USAGE_COUNTERS, 0) | {"get_bytes": hit_bytes}
+        maps = {"evictions_by_cause": {"own-limit": evictions}}
+        said = TenantBooks(TenantId(tenant), {Tier.DRAM: TierBooks(100, 1, 0, 0)}, counters, maps, None)
+        async with self.transaction() as session:
+            await write_books(session, NodeId(node), [said], utc_now(), gone=())
 
     async def settle_nodes(self) -> None:
         async with self.transaction() as session:
@@ -173,3 +181,28 @@ async def test_leases_follow_in_a_database_that_was_restored_to_an_earlier_state
     await books.set_quota("t-1", 10)
     await keeper.settle()
     assert (await books.granted("node-1"))["t-1"] == 10
+
+
+async def test_a_quota_follows_demand_and_those_that_nobody_presses_stay(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nodes report is read in parts, so that nobody waits for 10,000 tenants."""
+    monkeypatch.setattr(demand, "_ROWS_AT_ONCE", 3)
+    keeper = LeaseKeeper(books.database)
+    await books.join("node-2")
+    await keeper.settle()
+    await books.settle_nodes()
+    await keeper.settle(retry=True)
+    await books.settle_nodes()
+    for tenant in TENANTS:
+        for node in ("node-1", "node-2"):
+            await books.use(node, tenant, hit_bytes=0, evictions=0)
+    await keeper.follow_demand()
+    await books.use("node-2", "t-3", hit_bytes=10_000, evictions=10)
+    await keeper.follow_demand()
+    await keeper.settle(retry=True)
+    await books.settle_nodes()
+    await keeper.settle(retry=True)
+    granted = await books.granted("node-2")
+    assert granted.pop("t-3") > QUOTA_BYTES // 2
+    assert set(granted.values()) == {QUOTA_BYTES // 2}
