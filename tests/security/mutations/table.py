@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.security.mutations import clients, identity, node, records, sharing_and_policy
+from tests.security.mutations import clients, gateway, identity, node, records, sharing_and_policy
 from tests.security.mutations.values import Mutation
 
 MUTATIONS: Final[tuple[Mutation, ...]] = (
@@ -13,4 +13,5 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     *records.MUTATIONS,
     *node.MUTATIONS,
     *clients.MUTATIONS,
+    *gateway.MUTATIONS,
 )
