@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dataplane.core.entry import Entry, EntryState, PutRefused
-from dataplane.core.extents import ArenaOffset, round_up
+from dataplane.core.extents import round_up
 from dataplane.core.pool import Pool
 from dataplane.core.prechecks import precheck
 from dataplane.core.tenant_cache import NO_LIMIT_BYTES, PartitionIndex
@@ -20,7 +20,6 @@ from dataplane.core.victims import only_victim
 from saltern.keys import BlockKey
 
 _READABLE = EntryState.READABLE  # an enum's member costs a descriptor call at each use in Python 3.11
-_DETACHED = EntryState.DETACHED
 _OWN_LIMIT, _OWN_PUT = EvictionCause.OWN_LIMIT, EvictionCause.OWN_PUT
 
 
@@ -67,15 +66,14 @@ def use_at_once(
         entry = find(key)
         if entry is None:
             pool.last_ns = last_ns
-            offset = refused or _take_place(pool, index, key, lengths, now_ns)
+            admitted = refused or _admit(pool, index, key, lengths, now_ns)
             last_ns = pool.last_ns
-            if isinstance(offset, PutRefused):
-                counters.refused(offset.error.reason)
+            if isinstance(admitted, PutRefused):
+                counters.refused(admitted.error.reason)
                 continue
-            entries[key] = entry = Entry(key, index, offset, size_bytes, extent_bytes)
-            entry.state = _READABLE
-            entry.touched_ns = last_ns = last_ns + 1
-            insert(entry)
+            entries[key] = admitted
+            admitted.touched_ns = last_ns = last_ns + 1
+            insert(admitted)
             stored += 1
         elif reads:
             entry.touched_ns = last_ns = last_ns + 1
@@ -92,23 +90,23 @@ def use_at_once(
     pool.changed(owner)
 
 
-def _take_place(
+def _admit(
     pool: Pool, index: PartitionIndex, key: BlockKey, lengths: tuple[int, int], now_ns: int
-) -> ArenaOffset | PutRefused:
-    """Charge an entry of (size, extent) bytes as resident and find it memory: free, or somebody else's (I4, I6)."""
+) -> Entry | PutRefused:
+    """An entry of (size, extent) bytes, charged as resident, in memory that was free or somebody else's (I4, I6)."""
     size_bytes, extent_bytes = lengths
     owner = index.owner
     budget = owner.budget
     excess_bytes = budget.used_bytes + extent_bytes - budget.limit_bytes
-    if excess_bytes <= 0:
-        offset = pool.extents.allocate(extent_bytes)
-        if offset is not None:
-            budget.adopt(size_bytes, extent_bytes)
-            index.namespace.used_bytes += extent_bytes
-            return offset
+    offset = pool.extents.allocate(extent_bytes) if excess_bytes <= 0 else None
+    if offset is not None:
+        budget.adopt(size_bytes, extent_bytes)
+        index.namespace.used_bytes += extent_bytes
+        return _readable(Entry(key, index, offset, size_bytes, extent_bytes))
     victim = only_victim(pool.extents, owner, pool.borrowers, extent_bytes, excess_bytes)
     if victim is not None:
-        return _give_way(pool, index, victim, size_bytes, excess_bytes)
+        _evict(pool, victim, _OWN_LIMIT if excess_bytes > 0 else _OWN_PUT)
+        return _replace(victim, index, key, size_bytes)
     pool.changed(owner)
     admitted = pool.admit(index, key, size_bytes, extent_bytes, now_ns)
     if isinstance(admitted, PutRefused):
@@ -116,21 +114,34 @@ def _take_place(
     del index.writing[key]
     budget.commit(size_bytes, extent_bytes)
     pool.held.note(owner)
-    return admitted.offset
+    return _readable(admitted)
 
 
-def _give_way(pool: Pool, index: PartitionIndex, victim: Entry, size_bytes: int, excess_bytes: int) -> ArenaOffset:
-    """Evict an entry whose place the next one takes, of the same tenant and extent: what is charged, what is free and
-    who could lose what stay as they are (I4, I8)."""
-    owner, left = index.owner, victim.index
-    owner.counters.evicted(victim.size_bytes, _OWN_LIMIT if excess_bytes > 0 else _OWN_PUT)
+def _evict(pool: Pool, victim: Entry, cause: EvictionCause) -> None:
+    """Take an entry out of its index and order; its memory and what is charged for it are handed on."""
+    owner = victim.index.owner
+    owner.counters.evicted(victim.size_bytes, cause)
     if pool.demote is not None:
         pool.demote(victim)
     owner.order.evict(victim)
-    del left.entries[victim.key]
-    victim.state = _DETACHED
-    if left.namespace is not index.namespace:
-        left.namespace.used_bytes -= victim.extent_bytes
-        index.namespace.used_bytes += victim.extent_bytes
-    owner.budget.resident_bytes += size_bytes - victim.size_bytes
-    return victim.offset
+    del victim.index.entries[victim.key]
+
+
+def _replace(victim: Entry, index: PartitionIndex, key: BlockKey, size_bytes: int) -> Entry:
+    """Make an evicted entry the next one, of the same tenant and extent: what is charged, what is free and who could
+    lose what stay as they are (I4, I8). Nobody knows the old one any more, so its object serves again."""
+    extent_bytes, left = victim.extent_bytes, victim.index.namespace
+    if left is not index.namespace:
+        left.used_bytes -= extent_bytes
+        index.namespace.used_bytes += extent_bytes
+    if victim.size_bytes != size_bytes:
+        index.owner.budget.resident_bytes += size_bytes - victim.size_bytes
+        victim.size_bytes = size_bytes
+    victim.key, victim.index = key, index
+    victim.is_proven = False
+    return _readable(victim)
+
+
+def _readable(entry: Entry) -> Entry:
+    entry.state, entry.checksum = _READABLE, 0
+    return entry

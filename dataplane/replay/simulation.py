@@ -216,25 +216,25 @@ class Simulation:
                 ready_s = max(ready_s, node.out.carry(size_bytes, asked_s + self._latency_s))
                 self._collector.moved(ready_s, read_bytes=size_bytes)
                 if not self._is_chain:
-                    node.read(prompt.partition, [prompt.keys[at] for at in positions], self.now_ns)
+                    node.read(prompt.partition, _keys_at(prompt, positions), self.now_ns)
         return ready_s
 
     def _send(self, prompt: Prompt, found: Located, done_s: float) -> None:
         """Send nodes what they lack, once it is computed; the engine does not wait for it."""
         used: dict[CacheNode, list[int]] = {}
-        if self._is_chain:
-            used = {node: list(positions) for node, positions in found.reads}
+        for node, positions in found.reads if self._is_chain else ():
+            used[node] = list(positions)
         for node, positions in found.writes:
             size_bytes = len(positions) * self._block_bytes
             stored_s = node.into.carry(size_bytes, done_s) if positions else done_s
             self._collector.moved(stored_s, written_bytes=size_bytes)
-            if not self._is_chain:
-                keys = [prompt.keys[at] for at in positions]
-                self._push(stored_s, _Kind.STORED, _Storing(node, prompt.partition, keys))
-            else:
+            if self._is_chain:
                 used.setdefault(node, []).extend(positions)
+            else:
+                self._push(stored_s, _Kind.STORED, _Storing(node, prompt.partition, _keys_at(prompt, positions)))
         for node, chain in used.items():
-            keys = [prompt.keys[at] for at in sorted(chain)]
+            whole = len(chain) == len(prompt.keys)
+            keys = prompt.keys if whole else _keys_at(prompt, sorted(chain))
             self._push(done_s, _Kind.STORED, _Storing(node, prompt.partition, keys))
 
     def _store(self, storing: _Storing) -> None:
@@ -251,3 +251,10 @@ class Simulation:
         following = self._arrivals.after(request, at_s)
         if following is not None:
             self._push(following[0], _Kind.FOLLOWED, following[1])
+
+
+def _keys_at(prompt: Prompt, positions: Sequence[int]) -> list[BlockKey]:
+    keys = prompt.keys
+    if isinstance(positions, range):
+        return keys[positions.start : positions.stop]
+    return [keys[at] for at in positions]

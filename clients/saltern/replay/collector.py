@@ -85,7 +85,8 @@ class Collector:
         tenant = self._tenants.get(request.tenant)
         if tenant is None:
             tenant = self._tenants[request.tenant] = _Tenant()
-        ttft_s, end_to_end_s = request.ttft_s, request.end_to_end_s
+        ttft_s = request.ttft_s
+        end_to_end_s = ttft_s + request.decode_s
         tenant.requests += 1
         tenant.prompt_tokens += request.prompt_tokens
         tenant.hit_tokens += request.hit_tokens
