@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -114,6 +115,7 @@ class SchedulingRules(NamedTuple):
     save_lags: bool = False
 
 
+@dataclass(slots=True)
 class _Record:
     """What is known of one request.
 
@@ -123,46 +125,27 @@ class _Record:
         sent_blocks: how many block hashes the workers have.
         matched_from: blocks that the engine had itself when it was last told what can be loaded.
         loads_from: first block of the load in flight, and ``loads`` the ids of its blocks in the first group.
+        failed: a load has failed: it is not looked up again.
+        gapped: a block of it could not be stored: none behind it is.
     """
 
-    __slots__ = (
-        "bindings",
-        "computed_blocks",
-        "copies_wanted",
-        "failed",
-        "found",
-        "found_at_s",
-        "gapped",
-        "loads",
-        "loads_from",
-        "matched_from",
-        "pending",
-        "phase",
-        "request",
-        "reused_blocks",
-        "saved_blocks",
-        "sent_blocks",
-        "ticket",
-    )
-
-    def __init__(self, request: EngineRequest, ticket: Ticket) -> None:
-        self.request = request
-        self.ticket = ticket
-        self.phase = Phase.NEW
-        self.pending: Pending | None = None
-        self.found = NOTHING
-        self.found_at_s = 0.0
-        self.failed = False
-        self.gapped = False
-        self.bindings: tuple[Binding, ...] = ()
-        self.computed_blocks: int | None = None
-        self.saved_blocks: int | None = None
-        self.sent_blocks = 0
-        self.reused_blocks: int | None = None
-        self.copies_wanted: tuple[int, ...] = ()
-        self.matched_from = 0
-        self.loads_from = 0
-        self.loads: tuple[int, ...] = ()
+    request: EngineRequest
+    ticket: Ticket
+    phase: Phase = Phase.NEW
+    pending: Pending | None = None
+    found: Found = NOTHING
+    found_at_s: float = 0.0
+    failed: bool = False
+    gapped: bool = False
+    bindings: tuple[Binding, ...] = ()
+    computed_blocks: int | None = None
+    saved_blocks: int | None = None
+    sent_blocks: int = 0
+    reused_blocks: int | None = None
+    copies_wanted: tuple[int, ...] = ()
+    matched_from: int = 0
+    loads_from: int = 0
+    loads: tuple[int, ...] = ()
 
 
 class SchedulerSide:
