@@ -61,6 +61,8 @@ def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None
     SALTERN_ALLOW_PLAINTEXT, SALTERN_ALLOW_UNBOUND_NODE_KEYS, SALTERN_SIGNING_KEY_MAX_AGE_S (in seconds). A URL with a
     password in it should: everybody on the host can read a command line.
     """
+    import uvloop
+
     from controlplane.log import configure_logging
     from controlplane.server import serve
     from controlplane.settings import load_settings
@@ -72,7 +74,7 @@ def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None
     configure_logging()
     stop_tracing = tracing.start("saltern-control")
     try:
-        asyncio.run(serve(settings, ready_file=ready_file))
+        uvloop.run(serve(settings, ready_file=ready_file))
     finally:
         stop_tracing()
 

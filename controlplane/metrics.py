@@ -82,6 +82,7 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
         self._database_seen: DatabaseSeen | None = None
         self._read_s = float("-inf")
         self._lock = asyncio.Lock()
+        self._handlers: dict[str, tuple[Handler, Handler]] = {}  # by method: the last one, and the same counted
         self.is_draining = False
         self.ended_task = ""
         self._trust: TrustWatch | None = None
@@ -128,6 +129,14 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
         if handler is None:
             return None  # a method that is not here: its name is the caller's, and must not become a label
         method = handler_call_details.method.lstrip("/").rpartition(".")[2]
+        inner, counted = self._handlers.get(method, (None, None))
+        if counted is None or inner is not handler:  # the door gives open methods the same one for every call
+            counted = self._counting(handler, method)
+            self._handlers[method] = handler, counted
+        return counted
+
+    def _counting(self, handler: Handler, method: str) -> Handler:
+        """The same handler, its calls counted and timed."""
         codec = {
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,

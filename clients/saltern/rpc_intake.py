@@ -61,9 +61,9 @@ def take_in(handler: Handler, admission: Admission, limits: MessageLimits) -> Ha
     if handler.unary_stream is not None:
         inner_watch: Any = handler.unary_stream
 
-        async def watch(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
+        async def watch(_requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
             async with admission(context):
-                responses = inner_watch(await _read(requests, context, handler, limits), context)
+                responses = inner_watch(await _read(context, handler, limits), context)
                 if inspect.isawaitable(responses):  # it writes to the context itself
                     await responses
                     return
@@ -74,19 +74,20 @@ def take_in(handler: Handler, admission: Admission, limits: MessageLimits) -> Ha
     assert handler.unary_unary is not None, "no service here takes a stream of requests for one response"
     inner_unary: Any = handler.unary_unary
 
-    async def call(requests: AsyncIterator[bytes], context: Context) -> Any:
+    async def call(_requests: AsyncIterator[bytes], context: Context) -> Any:
         async with admission(context):
-            return await inner_unary(await _read(requests, context, handler, limits), context)
+            return await inner_unary(await _read(context, handler, limits), context)
 
     return grpc.stream_unary_rpc_method_handler(call, response_serializer=handler.response_serializer)
 
 
-async def _read(requests: AsyncIterator[bytes], context: Context, handler: Handler, limits: MessageLimits) -> Any:
+async def _read(context: Context, handler: Handler, limits: MessageLimits) -> Any:
     """The request; ends the call with a status if it does not come, is too large or is no message."""
     try:
         async with asyncio.timeout(limits.wait_s):
-            message = await anext(aiter(requests), None)
-        return _parse(message, handler, limits)
+            # Read from the context: an iterator that is left before its end costs a task to close it.
+            message = await context.read()
+        return _parse(None if message is grpc.aio.EOF else message, handler, limits)
     except TimeoutError:
         slow = DeadlineExceededError(
             f"the request did not arrive within {limits.wait_s:g} s",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -54,6 +53,7 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
         self._verifier = verifier
         self._denials = denials
         self._calls: Counter[str] = Counter()
+        self._open: dict[str, Handler] = {}  # by method: what everybody may call is the same for every call
 
     async def intercept_service(
         self,
@@ -66,7 +66,9 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         if service in OPEN_SERVICES:
-            return take_in(handler, self._place(service, OPEN_SERVICES[service]), _OPEN_LIMITS)
+            if method not in self._open:
+                self._open[method] = take_in(handler, self._place(service, OPEN_SERVICES[service]), _OPEN_LIMITS)
+            return self._open[method]
         try:
             claims = await self._verifier.verify_claims(bearer_token(handler_call_details.invocation_metadata or ()))
         except Exception as error:
@@ -123,21 +125,7 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
 
     def _place(self, owner: str, calls_max: int) -> Admission:
         """Admits at most ``calls_max`` calls of ``owner`` at a time."""
-
-        @asynccontextmanager
-        async def place(context: Context) -> AsyncIterator[None]:
-            note_peer(context.peer())
-            if self._calls[owner] >= calls_max:
-                await abort(context, _too_many_calls(calls_max))
-            self._calls[owner] += 1
-            try:
-                yield
-            finally:
-                self._calls[owner] -= 1
-                if not self._calls[owner]:
-                    del self._calls[owner]
-
-        return place
+        return lambda context: _Place(self._calls, owner, calls_max, context)
 
     async def _check_credential(self, claims: Claims, context: Context, method: str) -> Caller:
         """The caller; ends the call with a status if the credential behind the token is no longer what it was."""
@@ -157,6 +145,29 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
                 role=claims.role if claims else None,
             )
         await abort(context, refusal)
+
+
+class _Place:
+    """One of the ``calls_max`` places of ``owner``, for the time of a call. Made for every call: no generator."""
+
+    __slots__ = ("_calls", "_calls_max", "_context", "_owner")
+
+    def __init__(self, calls: Counter[str], owner: str, calls_max: int, context: Context) -> None:
+        self._calls = calls
+        self._owner = owner
+        self._calls_max = calls_max
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        note_peer(self._context.peer())
+        if self._calls[self._owner] >= self._calls_max:
+            await abort(self._context, _too_many_calls(self._calls_max))
+        self._calls[self._owner] += 1
+
+    async def __aexit__(self, *_raised: object) -> None:
+        self._calls[self._owner] -= 1
+        if not self._calls[self._owner]:
+            del self._calls[self._owner]
 
 
 def bearer_token(metadata: Any) -> str:

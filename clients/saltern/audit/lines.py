@@ -20,8 +20,7 @@ from saltern.names import TenantId, audit_event_name
 #: The chain of the platform's own events; no tenant can have this name.
 PLATFORM_CHAIN: Final = "platform"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_US_PER_S: Final = 1_000_000
-_S_PER_DAY: Final = 86_400
+_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class ExportedEvent(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -48,8 +47,7 @@ class ExportedEvent(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields
     @property
     def event_time_us(self) -> int:
         """Unix microseconds."""
-        since = self.event_time - _EPOCH
-        return (since.days * _S_PER_DAY + since.seconds) * _US_PER_S + since.microseconds
+        return (self.event_time - _EPOCH) // _MICROSECOND
 
     @property
     def name(self) -> str:
@@ -120,7 +118,8 @@ def is_one_form(line: bytes, event: ExportedEvent) -> bool:
     try:
         return (
             event.event_time.tzinfo is UTC
-            and all(bytes.fromhex(digits).hex() == digits for digits in (event.hash, event.previous_hash))
+            and bytes.fromhex(event.hash).hex() == event.hash
+            and bytes.fromhex(event.previous_hash).hex() == event.previous_hash
             and _ENCODER.encode(event) == line
         )
     except (ValueError, RecursionError):  # no UTF-8, no hexadecimal digits
