@@ -55,6 +55,11 @@ class StatusCode(IntEnum):
     UNAUTHENTICATED = 16
 
 
+def without_secrets(text: str) -> str:
+    """``text`` without API keys, tokens and beginnings of them: somebody may have pasted one into the wrong place."""
+    return _SECRET_TEXT.sub("<secret>", text)
+
+
 class SalternError(Exception):
     """Base of every error that Saltern raises.
 
@@ -78,7 +83,7 @@ class SalternError(Exception):
         metadata: Mapping[str, str] | None = None,
         retry_after_ms: int | None = None,
     ) -> None:
-        self.message = _SECRET_TEXT.sub("<secret>", message)
+        self.message = without_secrets(message)
         super().__init__(self.message)
         self.reason = reason or self.default_reason
         self.hint = hint

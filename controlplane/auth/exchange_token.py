@@ -12,6 +12,9 @@ key, tenant, signing key and revocations. So an answer is also the news that the
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,9 +30,15 @@ from controlplane.caller import not_available
 from controlplane.clock import Clock, utc_now
 from controlplane.db import Database, ServiceScope, ServiceTask, TenantScope, models
 from controlplane.node.registry import live_nodes
+from controlplane.rpc import RETRY_AFTER_MS
 from controlplane.secrets import KeyEncryptionKey
 from controlplane.sharing.salts import GroupName
-from saltern.errors import FailedPreconditionError, PermissionDeniedError, UnauthenticatedError
+from saltern.errors import (
+    FailedPreconditionError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+)
 from saltern.keys import Narrowing
 from saltern.names import NamespaceId, SharingGroupId, TenantId, namespace_name
 from tenants.salts import narrow_further
@@ -38,6 +47,8 @@ from tenants.tokens import Audience, Claims
 EXCHANGE_TOKEN_METHOD: Final = "saltern.auth.v1.AuthService/ExchangeToken"  # noqa: S105 (no password)
 #: Transactions at a time: connections to the database are few, and exchanges of API keys use one for many.
 _TRANSACTIONS_MAX: Final = 4
+#: Of one tenant at a time: the other places of the door are for everybody else's exchanges (I2).
+TENANT_EXCHANGES_MAX: Final = 32
 _REFUSALS: Final = (UnauthenticatedError, PermissionDeniedError, FailedPreconditionError)
 
 
@@ -77,6 +88,7 @@ class TokenExchange:
         self._clock = clock
         self._verifier = TokenVerifier(database, keys, clock, audience=Audience.NODE)
         self._transactions = asyncio.Semaphore(_TRANSACTIONS_MAX)
+        self._by_tenant: Counter[TenantId] = Counter()
 
     async def exchange(self, ask: TokenAsk) -> TokenGrant:
         """The grant, with its audit event committed (I11); a refusal is in the trail too.
@@ -85,13 +97,15 @@ class TokenExchange:
             UnauthenticatedError: the token does not verify, has expired or was revoked, or its API key was.
             PermissionDeniedError: OUTSIDE_TOKEN, OUTSIDE_KEY_BINDING, ROLE_REQUIRED, RESOURCE_NOT_AVAILABLE.
             FailedPreconditionError: TENANT_SUSPENDED, SALT_SCOPE_REQUIRED, SALT_SCOPE_TOO_NARROW.
+            ResourceExhaustedError: TOO_MANY_CALLS: so many of the tenant are in progress.
             UnavailableError: the database cannot be reached.
         """
         claims: Claims | None = None
         try:
             claims = await self._verifier.verify_claims(ask.token)
-            async with self._transactions:
-                return await self._grant(claims, ask)
+            with self._place(_owner(claims)[0]):
+                async with self._transactions:
+                    return await self._grant(claims, ask)
         except _REFUSALS as error:
             # Outside of the transaction: an attempt belongs to the trail although nothing came of it.
             await self._denials.record_denied(
@@ -103,6 +117,25 @@ class TokenExchange:
                 role=claims.role if claims else None,
             )
             raise
+
+    @contextmanager
+    def _place(self, tenant: TenantId) -> Iterator[None]:
+        """A place among the exchanges of a tenant, for the time of the block."""
+        if self._by_tenant[tenant] >= TENANT_EXCHANGES_MAX:
+            raise ResourceExhaustedError(
+                f"{TENANT_EXCHANGES_MAX} exchanges of the tenant's tokens are in progress already",
+                reason="TOO_MANY_CALLS",
+                hint="remember what a token is good for, and wait for answers before asking again",
+                retry_after_ms=RETRY_AFTER_MS,
+                metadata={"limit_calls": str(TENANT_EXCHANGES_MAX)},
+            )
+        self._by_tenant[tenant] += 1
+        try:
+            yield
+        finally:
+            self._by_tenant[tenant] -= 1
+            if not self._by_tenant[tenant]:
+                del self._by_tenant[tenant]
 
     async def _grant(self, claims: Claims, ask: TokenAsk) -> TokenGrant:
         now = self._clock()

@@ -23,7 +23,7 @@ from typing import Final
 
 import click
 
-from saltern.errors import SalternError, StatusCode
+from saltern.errors import SalternError, StatusCode, without_secrets
 
 #: For the end of every help.
 EXIT_CODES_TEXT: Final = (
@@ -78,7 +78,11 @@ def error_json(error: SalternError) -> str:
 
 
 def say(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print lines to stdout or stderr: whatever names and words are in them, they drive no terminal."""
+    """Print lines to stdout or stderr: whatever names and words are in them, they drive no terminal.
+
+    On stderr there are no secrets either, the texts of other libraries' errors included.
+    """
+    text = without_secrets(text) if err else text
     click.echo("\n".join(map(_printable, text.split("\n"))), err=err, nl=nl)
 
 

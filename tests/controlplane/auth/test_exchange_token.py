@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from itertools import product
 
@@ -9,6 +10,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.json_format import MessageToDict
 
+from controlplane.auth.exchange_token import TENANT_EXCHANGES_MAX
+from controlplane.db import ServiceScope, ServiceTask
+from controlplane.db.locks import lock_audit_chains
 from saltern import errors
 from saltern.admin.v1 import (
     audit_pb2,
@@ -215,3 +219,27 @@ async def test_what_is_no_token_is_refused_without_repeating_it(control: Control
     error = await refused(exchange(control, text))
     assert type(error) is errors.UnauthenticatedError and error.reason == "TOKEN_MALFORMED"
     assert not text or text not in repr(vars(error))
+
+
+async def test_i2_a_tenant_that_asks_without_end_takes_no_place_from_others(control: Control) -> None:
+    """As long as the database does not answer: those of one tenant wait, up to a number, and others beside them."""
+    tokens = {
+        tenant: (await control.exchange(await writer(control, tenant), "chat")).access_token
+        for tenant in ("acme", "blue")
+    }
+    async with control.database.transaction(ServiceScope(ServiceTask.CREDENTIAL_LOOKUP)) as session:
+        await lock_audit_chains(session, ["acme"])  # what each of acme's exchanges waits for, holding its place
+        waiting = [asyncio.ensure_future(exchange(control, tokens["acme"])) for _ in range(TENANT_EXCHANGES_MAX)]
+        assert await _all_in(waiting)
+        refusals = [await reason(control, tokens["acme"])]
+        others = asyncio.ensure_future(exchange(control, tokens["blue"]))
+    assert refusals == ["TOO_MANY_CALLS"]
+    assert (await others).tenant_id == "blue"
+    assert {answer.tenant_id for answer in await asyncio.gather(*waiting)} == {"acme"}
+    assert (await exchange(control, tokens["acme"])).tenant_id == "acme"
+
+
+async def _all_in(calls: list[asyncio.Future[auth_pb2.ExchangeTokenResponse]]) -> bool:
+    """Whether none has ended a moment after all were sent."""
+    done, _ = await asyncio.wait(calls, timeout=2)
+    return not done

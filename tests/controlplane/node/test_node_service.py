@@ -270,7 +270,8 @@ async def test_a_stream_belongs_to_one_node(control: Control, as_node: Metadata)
         assert (await refused(stream.call.read())).reason == "STREAM_OF_ANOTHER_NODE"
     empty = control.node.StreamPolicy(metadata=as_node)
     await empty.done_writing()
-    assert (await refused(empty.read())).reason == "NODE_MISSING"
+    error = await refused(empty.read())
+    assert (error.reason, error.hint) == ("NODE_MISSING", "say first which node follows the policy")
 
 
 async def test_i10_a_node_whose_key_is_deleted_gets_no_further_policy(control: Control, as_node: Metadata) -> None:

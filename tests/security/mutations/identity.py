@@ -8,6 +8,7 @@ from tests.security.mutations.values import Edit, Mutation
 
 _ADMIN: Final = "tests/controlplane/admin"
 _AUTH: Final = "tests/controlplane/auth"
+_TOKENS: Final = f"{_AUTH}/test_exchange_token.py"
 
 MUTATIONS: Final = (
     Mutation(
@@ -231,6 +232,43 @@ MUTATIONS: Final = (
             ),
         ),
         (f"{_AUTH}/test_exchange.py::test_i10_every_refusal_of_a_key_reads_the_same",),
+    ),
+    Mutation(
+        "a token that was handed over",
+        (
+            Edit(
+                "tenants/salts.py",
+                "if wanted and wanted != getattr(given, level) and index <= narrowest:",
+                "if False:",
+            ),
+        ),
+        (f"{_TOKENS}::test_i2_a_request_narrows_further_and_never_beside_or_wider",),
+    ),
+    Mutation(
+        "a token that was handed over",
+        (Edit("controlplane/auth/exchange_token.py", "group=await _group_of(session, claims)", "group=None"),),
+        (f"{_TOKENS}::test_i2_a_token_of_a_sharing_group_gives_the_groups_salts_while_it_is_in_it",),
+    ),
+    Mutation(
+        "a token that was handed over",
+        (Edit("controlplane/auth/exchange_token.py", "audience=Audience.NODE", "audience=Audience.CONTROL"),),
+        (f"{_TOKENS}::test_i1_tokens_off_the_profile_are_refused_for_their_own_reason_and_never_recorded",),
+    ),
+    Mutation(
+        "a token that was handed over",
+        (Edit("controlplane/auth/verifier.py", "    require_active(credential.tenant)\n", ""),),
+        (f"{_TOKENS}::test_i10_every_way_in_which_a_token_ends_ends_what_it_gives",),
+    ),
+    Mutation(
+        "exchanging tokens without end",
+        (
+            Edit(
+                "controlplane/auth/exchange_token.py",
+                "if self._by_tenant[tenant] >= TENANT_EXCHANGES_MAX:",
+                "if False:",
+            ),
+        ),
+        (f"{_TOKENS}::test_i2_a_tenant_that_asks_without_end_takes_no_place_from_others",),
     ),
     Mutation(
         "two redemptions of the bootstrap token",

@@ -183,7 +183,7 @@ AUDIT: Final = (
     ),
     Mutation(
         "a secret in a log, an error, an event",
-        (Edit("clients/saltern/errors.py", '_SECRET_TEXT.sub("<secret>", message)', "message"),),
+        (Edit("clients/saltern/errors.py", 'self.message = without_secrets(message)', "self.message = message"),),
         ("tests/clients/test_errors.py::test_i1_no_error_shows_a_secret_that_was_pasted_into_a_field",),
     ),
     Mutation(

@@ -130,6 +130,17 @@ SALTS_AND_SHARING: Final = (
                 "if named is not None:",
             ),
         ),
+        ("tests/dataplane/core/test_sharing.py::test_i2_who_does_not_name_a_peer_is_not_read_by_it",),
+    ),
+    Mutation(
+        "another tenant's entries through a sharing group",
+        (
+            Edit(
+                "dataplane/core/admission.py",
+                "if its == partition or check_partition(policy, its) is not None:",
+                "if its == partition:",
+            ),
+        ),
         ("tests/dataplane/core/test_sharing.py::test_i2_half_of_a_policy_shares_nothing",),
     ),
     Mutation(
