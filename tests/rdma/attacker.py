@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from dataplane.settings import SessionLimits, SsdSettings
 from saltern import wire
+from saltern.client import Client
 from saltern.rdma import (
     Access,
     Completion,
@@ -22,6 +23,7 @@ from saltern.rdma import (
 from saltern.wire import Opcode
 from tenants.policy import TenantPolicy
 from tests.rdma.sides import shared_device
+from tests.support.clients import node_client
 from tests.support.static_node import MIB, StaticNode, static_node, tenant_policy
 from tests.support.waiting import wait_until
 from tests.support.wire_client import WireClient, connect_tcp
@@ -52,6 +54,11 @@ def rdma_node(
         assert node.call(lambda: fabric_holds(node)) == (0, 0)
 
 
+def sdk_client(node: StaticNode, transport: str = "rdma", tenant: str = "acme") -> Client:
+    """A client of the SDK that waits as long as an emulator on a busy machine may take."""
+    return node_client(node, transport, tenant=tenant, deadline_ms=4_000 * WAIT_S)
+
+
 def fabric_holds(node: StaticNode) -> tuple[int, int]:
     """Queue pairs that are open, and what is under way on them; on the node's loop."""
     fabric = node._node._state.fabric
@@ -62,10 +69,10 @@ def fabric_holds(node: StaticNode) -> tuple[int, int]:
 class RdmaClient:
     """One session with a queue pair, and ``size_bytes`` of registered memory as region 0."""
 
-    def __init__(self, node: StaticNode, tenant: str = "acme", *, size_bytes: int = MIB) -> None:
+    def __init__(self, node: StaticNode, tenant: str = "acme", *, size_bytes: int = MIB, token: str = "") -> None:
         self.wire: WireClient = connect_tcp(node)
         self.wire.sock.settimeout(2 * WAIT_S)  # the node may wait for a silent peer first
-        self.hello = self.wire.hello(node.token(tenant, "chat"))
+        self.hello = self.wire.hello(token or node.token(tenant, "chat"))
         assert self.hello.rdma
         self._resources = ExitStack()
         try:

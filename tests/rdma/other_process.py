@@ -15,12 +15,16 @@ from saltern.client import Client
 from saltern.credentials import NodeEndpoint
 from saltern.keys import BlockKey
 from saltern.results import GetResult, Hit, Stored
+from tests.rdma.extent import by_extent
 from tests.support.clients import static_client
 from tests.support.static_node import StaticNode
 
 MIB = 1024 * 1024
 ANSWER_S = 150
-SIZES = [1, 2, 63, 64, 65, 4095, 4096, 4097, 65_537, MIB - 1, MIB, 8 * MIB, 8 * MIB + 1, 64 * MIB]
+SIZES = by_extent(
+    quick=[1, 63, 4096, 4097, 65_537, MIB - 1, 8 * MIB + 1],
+    usual=[1, 2, 63, 64, 65, 4095, 4096, 4097, 65_537, MIB - 1, MIB, 8 * MIB, 8 * MIB + 1, 64 * MIB],
+)
 
 
 def pattern(number: int, size_bytes: int) -> bytes:

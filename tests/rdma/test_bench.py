@@ -11,8 +11,7 @@ from saltern.bench.perftest import TOOL_OF, find_tools
 from saltern.bench.rdma import measure_rdma
 from saltern.rdma import Device
 from saltern.rdma.sysfs import is_software
-from tests.rdma.attacker import rdma_node
-from tests.support.clients import node_client
+from tests.rdma.attacker import rdma_node, sdk_client
 from tests.support.static_node import MIB, tenant_policy
 
 _SIZES_BYTES = (MIB,)
@@ -26,7 +25,7 @@ _HAS_TOOLS = all(map(shutil.which, TOOL_OF.values()))
     reason="perftest is not installed",
 )
 def test_puts_and_gets_are_held_against_the_tools_that_do_the_same() -> None:
-    with rdma_node(tenants=TENANTS) as node, node_client(node, "rdma") as client, Device() as device:
+    with rdma_node(tenants=TENANTS) as node, sdk_client(node) as client, Device() as device:
         report = measure_rdma(
             client,
             os.getpid(),

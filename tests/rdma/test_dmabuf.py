@@ -9,8 +9,8 @@ import pytest
 from saltern.errors import FailedPreconditionError
 from saltern.rdma import Device, ProtectionDomain, Region
 from saltern.rdma.sysfs import is_software
-from tests.rdma.attacker import rdma_node
-from tests.support.clients import block, node_client
+from tests.rdma.attacker import rdma_node, sdk_client
+from tests.support.clients import block
 
 _IS_SOFTWARE = any(is_software(port.device) for port in Device.discover())
 
@@ -21,7 +21,7 @@ def test_a_device_that_takes_no_dmabuf_says_so_and_nothing_stays_registered() ->
     descriptor = os.memfd_create("not of a GPU")
     try:
         os.ftruncate(descriptor, 8192)
-        with rdma_node() as node, node_client(node, "rdma") as client:
+        with rdma_node() as node, sdk_client(node) as client:
             assert client.put_many([entry])
             with pytest.raises(FailedPreconditionError) as caught:
                 client.register_dmabuf(descriptor, 8192)

@@ -19,8 +19,8 @@ from saltern.errors import SalternError
 from saltern.rdma import BINDING_NAMES, DeviceChoice
 from saltern.rdma.bindings import Binding
 from saltern.transport import opening
-from tests.rdma.attacker import rdma_node
-from tests.support.clients import block, node_client, static_client
+from tests.rdma.attacker import rdma_node, sdk_client
+from tests.support.clients import block, static_client
 from tests.support.scraping import Scrape
 from tests.support.static_node import StaticNode, static_node
 from tests.support.waiting import wait_until
@@ -42,7 +42,7 @@ def node() -> Iterator[StaticNode]:
 def taken(node: StaticNode, transport: str, endpoint: NodeEndpoint | None = None) -> str:
     """The transport that a client takes which was told ``transport``."""
     token = node.token("acme", "chat")
-    with node_client(node, transport) if endpoint is None else static_client(endpoint, token) as client:
+    with sdk_client(node, transport) if endpoint is None else static_client(endpoint, token) as client:
         assert client.put_many([ENTRY])
         (found,) = client.get_many([ENTRY[0]])
         assert found.payload == ENTRY[1]  # type: ignore[union-attr]
@@ -68,7 +68,7 @@ def test_what_was_forced_is_taken(node: StaticNode, transport: str) -> None:
 def test_metrics_tell_the_transport_of_sessions_and_requests(node: StaticNode) -> None:
     opened, moved = "sessions_opened_total", "sessions_closed_total"
     before = Scrape(node.metrics_endpoint)
-    with node_client(node, "rdma") as client:
+    with sdk_client(node) as client:
         assert client.put_many([ENTRY])
         wait_until(lambda: _of(node, "sessions", transport="rdma") == 1)
     assert _of(node, opened, transport="rdma") == (before.value(opened, transport="rdma") or 0) + 1
@@ -109,7 +109,7 @@ def test_a_client_with_a_wrong_gid_says_so_and_is_served_by_the_next(
 
 
 def _forced_reason(node: StaticNode) -> str:
-    with node_client(node, "rdma") as client:
+    with sdk_client(node) as client:
         error = getattr(client.put_many([ENTRY])[0], "error", None)
         assert isinstance(error, SalternError)
         return error.reason

@@ -15,8 +15,8 @@ from saltern.errors import DeadlineExceededError
 from saltern.names import TenantId
 from saltern.results import Hit, Miss
 from saltern.transport.rdma import RdmaSession
-from tests.rdma.attacker import RdmaClient, rdma_node
-from tests.support.clients import block, node_client
+from tests.rdma.attacker import RdmaClient, rdma_node, sdk_client
+from tests.support.clients import block
 from tests.support.static_node import MIB, StaticNode, tenant_policy
 from tests.support.waiting import wait_until
 from tests.support.wire_client import block as wire_block
@@ -113,7 +113,7 @@ def test_i7_a_client_that_gave_up_has_its_memory_for_itself(node: StaticNode, mo
         go_on.wait(25)
 
     monkeypatch.setattr(RdmaSession, "close", close_and_tell)
-    with node_client(node, "rdma") as client, client.allocate(MIB) as buffer:
+    with sdk_client(node) as client, client.allocate(MIB) as buffer:
         assert client.put_many([(name, value)])
         (warm,) = client.get_into([name], [buffer.view])
         assert isinstance(warm, Hit) and warm.payload == value

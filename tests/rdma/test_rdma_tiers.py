@@ -15,10 +15,9 @@ from saltern.client import Client
 from saltern.keys import BlockKey
 from saltern.names import TenantId
 from saltern.results import AlreadyStored, Hit, Miss, Stored
-from tests.rdma.attacker import rdma_node
+from tests.rdma.attacker import rdma_node, sdk_client
 from tests.rdma.extent import by_extent
 from tests.rdma.other_process import pattern
-from tests.support.clients import node_client
 from tests.support.static_node import MIB, StaticNode, tenant_policy
 from tests.support.waiting import wait_until
 
@@ -84,7 +83,7 @@ def test_what_was_demoted_comes_back_through_the_registered_arena_byte_for_byte(
         works: list[Callable[[], None]] = []
         clients: dict[str, Client] = {}
         for base, tenant in ((1_000, "acme"), (2_000, "blue")):
-            writer, reader = (stack.enter_context(node_client(node, "rdma", tenant=tenant)) for _ in range(2))
+            writer, reader = (stack.enter_context(sdk_client(node, tenant=tenant)) for _ in range(2))
             clients[tenant] = reader
             written: list[int] = []
             done = threading.Event()
@@ -114,7 +113,7 @@ def test_what_was_demoted_comes_back_through_the_registered_arena_byte_for_byte(
         together(*works)
         for base, tenant in ((1_000, "acme"), (2_000, "blue")):
             client, numbers = clients[tenant], list(range(base, base + COUNT))
-            wait_until(lambda client=client, numbers=numbers: _all_there(client, numbers))  # type: ignore[misc]
+            wait_until(lambda client=client, numbers=numbers: _all_there(client, numbers), 120)  # type: ignore[misc]
             with client.allocate(8 * SIZE_BYTES) as buffer:
                 hits = sum(read_some(client, numbers[at : at + 8], buffer.view) for at in range(0, COUNT, 8))
             assert hits == COUNT
@@ -131,7 +130,7 @@ def _all_there(client: Client, numbers: list[int]) -> bool:
 
 def test_gets_that_race_eviction_bring_the_right_bytes_or_none(node: StaticNode) -> None:
     """A tenant without SSD: what a reader has pinned stays until the device has sent it, the rest may go any time."""
-    with node_client(node, "rdma", tenant="thin") as writer, node_client(node, "rdma", tenant="thin") as reader:
+    with sdk_client(node, tenant="thin") as writer, sdk_client(node, tenant="thin") as reader:
         done = threading.Event()
         seen: list[int] = []
 

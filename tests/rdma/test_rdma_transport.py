@@ -10,10 +10,9 @@ from contextlib import ExitStack
 import pytest
 
 from saltern import wire
-from tests.rdma.attacker import RdmaClient, rdma_node
+from tests.rdma.attacker import RdmaClient, rdma_node, sdk_client
 from tests.rdma.extent import by_extent
 from tests.rdma.other_process import OtherProcess, store_and_read
-from tests.support.clients import node_client
 from tests.support.static_node import MIB, StaticNode, tenant_policy
 from tests.support.waiting import wait_until
 from tests.support.wire_client import block, key
@@ -58,10 +57,7 @@ def test_every_size_from_a_byte_to_64_mib_comes_back_byte_for_byte_from_another_
 
 def test_batches_of_up_to_1000_blocks_side_by_side_for_two_tenants(node: StaticNode) -> None:
     with ExitStack() as stack:
-        clients = [
-            stack.enter_context(node_client(node, tenant=tenant, transport="rdma"))
-            for tenant in ("blue", "small", "blue")
-        ]
+        clients = [stack.enter_context(sdk_client(node, tenant=tenant)) for tenant in ("blue", "small", "blue")]
         faults: list[BaseException] = []
 
         def work(number: int) -> None:

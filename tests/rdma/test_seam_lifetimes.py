@@ -25,6 +25,7 @@ from saltern.rdma import (
 )
 from saltern.rdma.bindings import load_binding
 from saltern.rdma.splitting import Request, Verb
+from tests.rdma.extent import by_extent
 from tests.rdma.sides import Side, become_nobody, close_shared_devices, connected, in_child, shared_device
 
 
@@ -120,6 +121,7 @@ def test_a_chain_survives_the_garbage_collector(binding: str) -> None:
     in_child(child)
 
 
+@pytest.mark.skipif(by_extent(quick=True, usual=False), reason="an interpreter of its own takes long to start")
 def test_a_process_may_end_without_closing_anything(binding: str) -> None:
     code = f"from tests.rdma.sides import Side; side = Side({binding!r})"
     done = subprocess.run(
