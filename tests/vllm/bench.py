@@ -6,7 +6,7 @@ Three questions, each answered by runs that take turns, so that a busy machine i
 misses    what a request of 1,000 blocks that the cache does not have costs the scheduler: vLLM's own ``Scheduler`` with
           and without the connector, no model. Target: at most 2 ms more of its thread.
 loads     bytes per second of a hit, from the connector's ``start_load_kv`` to the end that it reports, against
-          ``get_into`` of the same entries by the SDK alone. Target: at least 0.8 of it.
+          ``get_into`` of the same entries by the SDK alone, best of all rounds. Target: at least 0.8 of it.
 tokens    prompt tokens per second of a whole engine that never hits: no connector, Saltern's (every block is stored),
           ExampleConnector (every block is a file). Target for Saltern's: at least 0.97 of no connector.
 ========  ==========================================================================================================
@@ -108,27 +108,32 @@ def bench_loads(stack: Stack, rounds: int) -> list[dict[str, Any]]:
 
 
 def bench_tokens(stack: Stack, rounds: int) -> dict[str, Any]:
-    """Prompt tokens per second of engines that never hit; each run is a process of its own, and they take turns."""
+    """Prompt tokens per second of engines that never hit; each run is a process of its own, and they take turns.
+
+    The target is for seconds of the engine's process on a processor, which a busy machine does not change; seconds on
+    the clock are told beside it, and have the node's work in them where it shares the processors.
+    """
     from tests.vllm.deployment import Store
 
-    rates: dict[str, list[float]] = {"none": [], "saltern": [], "example": []}
+    runs: dict[str, list[dict[str, float]]] = {"none": [], "saltern": [], "example": []}
     for number in range(rounds):
-        for name, values in rates.items():
+        for name, of_it in runs.items():
             store = Store(stack, f"bench-tokens-{number}") if name == "saltern" else None
-            values.append(_engine_run(name, {} if store is None else store.extra_config()))
-    best = {name: max(values) for name, values in rates.items()}
-    ratio = best["saltern"] / best["none"]
+            of_it.append(_engine_run(name, {} if store is None else store.extra_config()))
+    best = {name: {kind: max(run[kind] for run in of_it) for kind in of_it[0]} for name, of_it in runs.items()}
+    ratios = {
+        name: {kind: best[name][kind] / best["none"][kind] for kind in best[name]} for name in ("saltern", "example")
+    }
     return {
-        "prompt_tokens_per_s": rates,
+        "prompt_tokens_per_s": runs,
         "best": best,
-        "ratio": ratio,
-        "example_ratio": best["example"] / best["none"],
+        "ratios": ratios,
         "target": TOKENS_TARGET,
-        "met": ratio >= TOKENS_TARGET,
+        "met": ratios["saltern"]["processor"] >= TOKENS_TARGET,
     }
 
 
-def _engine_run(name: str, extra_config: dict[str, Any]) -> float:
+def _engine_run(name: str, extra_config: dict[str, Any]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tests.vllm.bench", "--engine", name, "--folder", folder]
         environment = clean_environment({"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": folder})
@@ -143,10 +148,11 @@ def _engine_run(name: str, extra_config: dict[str, Any]) -> float:
             check=False,
         )
         assert run.returncode == 0, run.stderr[-4000:]
-        return float(json.loads(run.stdout.splitlines()[-1])["prompt_tokens_per_s"])
+        rates: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
+        return rates
 
 
-def run_engine(name: str, folder: str, extra_config: dict[str, Any]) -> float:
+def run_engine(name: str, folder: str, extra_config: dict[str, Any]) -> dict[str, float]:
     """In a process of its own: 12 prompts of 512 tokens after one to warm up. Counted until the last is stored."""
     from vllm.config import KVTransferConfig
 
@@ -162,11 +168,14 @@ def run_engine(name: str, folder: str, extra_config: dict[str, Any]) -> float:
     engine = Engine(connector, model="llama-bench", kv_cache_memory_bytes=256 * MIB)
     try:
         engine.generate([prompt(512, 1000)], 2)
-        started_s = time.perf_counter()
+        started_s, processor_started_s = time.perf_counter(), time.process_time()
         engine.generate([prompt(512, seed) for seed in range(12)], 2)
         if name == "saltern":
             assert engine.worker_connector.drain(60)
-        return 12 * 512 / (time.perf_counter() - started_s)
+        return {
+            "clock": 12 * 512 / (time.perf_counter() - started_s),
+            "processor": 12 * 512 / (time.process_time() - processor_started_s),
+        }
     finally:
         engine.close()
 
@@ -186,10 +195,11 @@ def _table(report: dict[str, Any]) -> str:
             f"{loads['ratio']:.2f} {_verdict(loads)}"
         )
     if tokens := report.get("tokens"):
-        best = {name: f"{rate:.0f}" for name, rate in tokens["best"].items()}
+        none, saltern = tokens["best"]["none"], tokens["ratios"]["saltern"]
         lines.append(
-            f"tokens    {best['none']}/s without, {best['saltern']}/s with Saltern: {tokens['ratio']:.3f} "
-            f"{_verdict(tokens)}; {best['example']}/s with ExampleConnector: {tokens['example_ratio']:.3f}"
+            f"tokens    {none['processor']:.0f} a processor's second without, {saltern['processor']:.3f} of that with "
+            f"Saltern {_verdict(tokens)}, {tokens['ratios']['example']['processor']:.3f} with ExampleConnector; "
+            f"on the clock {none['clock']:.0f}/s, {saltern['clock']:.3f}, {tokens['ratios']['example']['clock']:.3f}"
         )
     return "\n".join(lines)
 
@@ -207,8 +217,7 @@ def main() -> None:
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.engine:
-        rate = run_engine(given.engine, given.folder, json.loads(sys.stdin.read()))
-        print(json.dumps({"prompt_tokens_per_s": rate}))
+        print(json.dumps(run_engine(given.engine, given.folder, json.loads(sys.stdin.read()))))
         return
     report: dict[str, Any] = {
         "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()},
