@@ -156,7 +156,14 @@ class BlockKeyDeriver:
         return BlockKey(state.digest())
 
     def derive_many(self, block_hashes: Iterable[BlockHash]) -> list[BlockKey]:
-        return [self.derive(block_hash) for block_hash in block_hashes]
+        """What ``derive`` gives for each, at less cost for each."""
+        copy, keys = self._state.copy, []
+        for block_hash in block_hashes:
+            check_block_hash(block_hash)
+            state = copy()
+            state.update(block_hash)
+            keys.append(BlockKey(state.digest()))
+        return keys
 
 
 def check_block_hash(block_hash: bytes) -> None:
