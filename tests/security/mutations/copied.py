@@ -22,7 +22,7 @@ PACKAGES: Final = ("saltern", "tenants", "controlplane", "dataplane", "migration
 _LEFT_OUT: Final = shutil.ignore_patterns(
     ".git", ".venv", ".venv-*", "build", "__pycache__", ".*_cache", ".hypothesis", "node_modules"
 )
-_TIME_LIMIT_S: Final = 600
+_TIME_LIMIT_S: Final = 1200
 _DETAIL_MAX_CHARS: Final = 110
 _TEST_FAILURES: Final = 1  # exit status of pytest
 
