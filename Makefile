@@ -13,7 +13,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-rdma test-vllm sim sim-leases isolation chaos faults fuzz noisy cli-reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-vllm core-cost ssd-cost proto proto-check clean
+.PHONY: help setup setup-vllm demo test test-rdma test-vllm sim sim-leases isolation chaos faults fuzz noisy cli-reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay bench-vllm core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -112,6 +112,12 @@ bench-vllm: setup-vllm  ## measure the vLLM connector: a miss, a hit beside its 
 
 bench-placement: setup  ## compare placement rules on a recorded trace: PLACEMENT_ARGS="TRACE --nodes 8 16"
 	@$(BIN)/python -m saltern.bench.placement $(or $(PLACEMENT_ARGS),$(SALTERN_TRACES)/multitenant/four_tenants_15min.jsonl.gz)
+
+test-replay: setup  ## replay recorded traces (SALTERN_TRACES): golden rates, fairness, losing a node, against references
+	@nice -n 10 $(BIN)/python -m tests.replay $(SALTERN_TRACES) $(REPLAY_ARGS)
+
+bench-replay: setup  ## time the simulated replay beside libCacheSim on a recorded trace (SALTERN_TRACES)
+	@$(BIN)/python -m tests.replay.bench $(SALTERN_TRACES) $(REPLAY_ARGS)
 
 ssd-cost: setup  ## measure the SSD tier beside its device: SSD_COST_ARGS="--folder /nvme --recovery-entries 1000000"
 	@$(BIN)/python -m dataplane.bench_ssd $(SSD_COST_ARGS)
