@@ -291,3 +291,18 @@ def test_a_rank_without_cache_reports_each_load_as_failed_and_once() -> None:
     results = rank.take_load_results()
     assert (results.done, results.failed, results.invalid_block_ids) == ({"r"}, {"r"}, {7, 8})
     assert rank.take_load_results().done == set()
+
+
+def test_a_steps_work_reaches_the_workers_of_other_processes_whole_and_shows_no_secret() -> None:
+    import pickle
+
+    from saltern.vllm.metadata import ChainUpdate, LoadJob, SaveJob, StepWork
+
+    work = StepWork(
+        forgotten=("old",),
+        chains=(ChainUpdate("r", 0, (b"h" * 32,), Ticket("acme", secret="eyJ-token"), (b"b" * 32,), 1),),
+        loads=(LoadJob("r", 4, 1, ((7, 8), (0, 9))),),
+        saves=(SaveJob("s", (2, 3), ((5, 6),)),),
+    )
+    assert pickle.loads(pickle.dumps(work)) == work
+    assert "eyJ-token" not in repr(work)
