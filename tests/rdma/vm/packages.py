@@ -9,13 +9,14 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 #: What the machine itself must have: the emulator, and what the guest uses of the machine's own root.
 HOST_PACKAGES: Final = ("qemu-system-x86", "libibverbs1", "ibverbs-providers", "iproute2")
 KERNEL: Final = "linux-image-amd64"
 BUSYBOX: Final = "busybox-static"
 PYVERBS: Final = "python3-pyverbs"
+_APT_TIMEOUT_S: Final = 300
 #: What the bench of the RDMA transport is held against, and the libraries that it needs.
 PERFTEST: Final = ("perftest", "libibumad3", "libpci3", "librdmacm1")
 
@@ -51,8 +52,7 @@ def install_host_packages(log: Path) -> None:
             ["apt-get", "update", "-q"],
             ["apt-get", "install", "-q", "-y", "--no-install-recommends", *HOST_PACKAGES],
         ):
-            if subprocess.run(command, stdout=output, stderr=output, env=environment, check=False).returncode:
-                raise MissingError(f"{' '.join(command)} failed: see {log}")
+            _apt_get(command, f"see {log}", stdout=output, stderr=output, env=environment)
 
 
 def download(package: str, folder: Path) -> Path:
@@ -60,17 +60,20 @@ def download(package: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     found = sorted(folder.glob(f"{package}_*.deb"))
     if not found:
-        done = subprocess.run(
-            ["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", package],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = ["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", package]
+        _apt_get(command, "try apt-get update", cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
         found = sorted(folder.glob(f"{package}_*.deb"))
-        if done.returncode or not found:
-            raise MissingError(f"apt-get download {package} failed: {done.stderr.strip()[-300:]} (try apt-get update)")
+    if not found:
+        raise MissingError(f"apt-get download {package} brought nothing")
     return found[-1]
+
+
+def _apt_get(command: list[str], hint: str, **options: Any) -> None:
+    """Run it; whatever comes of a network that is slow or not there is said, and holds nobody up for long."""
+    try:
+        subprocess.run(command, check=True, timeout=_APT_TIMEOUT_S, **options)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        raise MissingError(f"{' '.join(command)} failed ({hint}): {error}") from error
 
 
 def kernel_package() -> str:
