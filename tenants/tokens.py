@@ -23,6 +23,7 @@ from enum import StrEnum
 from typing import Any, NoReturn
 
 import jwt
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -130,7 +131,7 @@ def sign_token(key: Ed25519PrivateKey, kid: str, claims: Claims) -> str:
         "group": claims.group_uid,
     }
     body |= {name: value for name, value in narrowed.items() if value}
-    signed = ".".join(_encode_segment(json.dumps(part, separators=(",", ":")).encode()) for part in (header, body))
+    signed = ".".join(_encode_segment(msgspec.json.encode(part)) for part in (header, body))
     return f"{signed}.{_encode_segment(key.sign(signed.encode()))}"
 
 
