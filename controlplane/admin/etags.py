@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import struct
+from typing import Final
 from uuid import UUID
 
 from saltern.errors import AbortedError
 from saltern.keys import frame
 
-_ETAG_CHARS = 20
+_ETAG_CHARS: Final = 20
+# ``frame("saltern/etag/1", uid.bytes, *revisions)``, of which a page of a list needs a thousand.
+_LABEL: Final = frame("saltern/etag/1")
+_UID: Final = struct.Struct("<cQ16s")
+_REVISION: Final = struct.Struct("<cQQ")
 
 
 def make_etag(uid: UUID, *revisions: int) -> str:
     """The etag of a resource in its present form."""
-    return hashlib.sha256(frame("saltern/etag/1", uid.bytes, *revisions)).hexdigest()[:_ETAG_CHARS]
+    parts = [_LABEL, _UID.pack(b"b", 16, uid.bytes), *(_REVISION.pack(b"i", 8, revision) for revision in revisions)]
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:_ETAG_CHARS]
 
 
 def check_etag(given: str, current: str, name: str) -> None:

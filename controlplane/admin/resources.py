@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
+from sqlalchemy import Row
 
 from controlplane.admin.etags import make_etag
 from controlplane.admin.fields import to_timestamp
@@ -75,7 +77,19 @@ _OUTCOME_TO_PROTO = {
 }
 
 
-def to_tenant(row: Tenant) -> tenants_pb2.Tenant:
+#: What :func:`to_tenant` needs: rows of columns take half the time of objects, which a list of thousands is made of.
+TENANT_COLUMNS: Final = (
+    Tenant.id,
+    Tenant.uid,
+    Tenant.display_name,
+    Tenant.state,
+    Tenant.create_time,
+    Tenant.update_time,
+    Tenant.revision,
+)
+
+
+def to_tenant(row: Tenant | Row[*tuple[Any, ...]]) -> tenants_pb2.Tenant:
     return tenants_pb2.Tenant(
         name=tenant_name(TenantId(row.id)),
         display_name=row.display_name,

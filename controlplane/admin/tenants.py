@@ -16,7 +16,7 @@ from controlplane.admin.etags import check_etag
 from controlplane.admin.fields import parse_page_size, parse_text
 from controlplane.admin.pages import cut_page, decode_identifier_token, encode_page_token
 from controlplane.admin.requests import forget_requests_of_tenant
-from controlplane.admin.resources import to_tenant
+from controlplane.admin.resources import TENANT_COLUMNS, to_tenant
 from controlplane.admin.service import AdminServicer, Change, Witness, load_tenant, method
 from controlplane.audit.trail import next_sequence
 from controlplane.caller import Caller, authorise
@@ -116,8 +116,8 @@ class TenantService(AdminServicer, tenants_pb2_grpc.TenantServiceServicer):
         page_size = parse_page_size(request.page_size)
         after = decode_identifier_token(request.page_token, _COLLECTION)
         async with self._database.transaction() as session:
-            statement = select(Tenant).where(Tenant.id > after).order_by(Tenant.id).limit(page_size + 1)
-            rows, last = cut_page((await session.scalars(statement)).all(), page_size)
+            statement = select(*TENANT_COLUMNS).where(Tenant.id > after).order_by(Tenant.id).limit(page_size + 1)
+            rows, last = cut_page((await session.execute(statement)).all(), page_size)
         return tenants_pb2.ListTenantsResponse(
             tenants=map(to_tenant, rows),
             next_page_token=encode_page_token(_COLLECTION, last.id) if last else "",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.admin.etags import check_etag, make_etag
+from controlplane.admin.fields import to_timestamp
 from controlplane.admin.pages import decode_identifier_token, encode_page_token
 from saltern.admin.v1 import credentials_pb2, namespaces_pb2, tenants_pb2
 from saltern.errors import AbortedError, InvalidArgumentError, SalternError
+from saltern.keys import frame
 from tenants.roles import Role
 from tests.support.admin import PLATFORM, Admin, admin_of, admin_services, calling, refused
 from tests.support.control import control_plane, migrate
@@ -78,6 +82,20 @@ def test_etags_are_alike_only_for_one_form_of_one_resource(
     one: uuid.UUID, other: uuid.UUID, first: int, second: int
 ) -> None:
     assert (make_etag(one, first) == make_etag(other, second)) == ((one, first) == (other, second))
+
+
+@settings(deadline=None)
+@given(st.uuids(), st.lists(st.integers(0, 2**64 - 1), max_size=3))
+def test_an_etag_is_of_the_frame_of_what_it_stands_for(uid: uuid.UUID, revisions: list[int]) -> None:
+    framed = frame("saltern/etag/1", uid.bytes, *revisions)
+    assert make_etag(uid, *revisions) == hashlib.sha256(framed).hexdigest()[:20]
+
+
+@settings(deadline=None)
+@given(st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31), timezones=st.just(UTC)))
+def test_a_time_is_told_to_the_microsecond(time: datetime) -> None:
+    timestamp = to_timestamp(time)
+    assert timestamp is not None and timestamp.ToDatetime(UTC) == time
 
 
 def creation(tenant: str, request_id: str, display_name: str = "") -> tenants_pb2.CreateTenantRequest:
