@@ -140,9 +140,12 @@ class LeaseKeeper:
     async def settle_changed(self) -> None:
         """Let the leases of tenants follow that were changed by name, whoever else has still to follow.
 
-        So a quota that is changed does not wait for 10,000 others that follow a node that joins.
+        So a quota that is changed does not wait for 10,000 others that follow a node that joins. Where it may be any
+        that was changed, all of them follow.
         """
         await self._settle(only_changed=True)
+        if self._round.is_of_any:
+            await self.settle()
 
     async def _settle(self, *, retry: bool = False, only_changed: bool = False) -> bool:
         """Do one step, if there is anything to do; return whether somebody is left."""

@@ -58,13 +58,15 @@ class Round:
     Attributes:
         followed_version: changes of tenants by name are followed up to here.
         left: tenants that have still to be looked at.
-        is_owed: by a change of anybody, which is followed when nobody is left; not only because something may have
+        is_owed: by a change of many, which is followed when nobody is left; not only because something may have
             been given back, which may be so again and again.
+        is_of_any: that change may be one of any tenant's quota, so none of those left may be taken to have followed.
     """
 
     followed_version: int = 0
     left: tuple[TenantId, ...] = ()
     is_owed: bool = False
+    is_of_any: bool = False
 
     def followed_from(self, version: int, leased_version: int) -> int:
         """The version up to which changes of tenants by name are followed.
@@ -83,21 +85,21 @@ async def step(session: AsyncSession, before: Round, now: datetime, *, retry: bo
     """
     state = models.PolicyState
     version, leased_version = (await session.execute(select(state.version, state.leased_version))).one()
-    changed = await _changed(session, before.followed_from(version, leased_version), version)
-    left, is_owed = before.left, before.is_owed
-    if changed is None:
-        left, changed = tuple(map(TenantId, await session.scalars(select(models.Tenant.id)))), frozenset()
-        is_owed = True
+    news = await _news(session, before.followed_from(version, leased_version), version)
+    changed, left = news.changed, before.left
+    is_owed, is_of_any = before.is_owed or news.is_of_many, before.is_of_any or news.is_of_any
+    if news.is_of_many:
+        left = tuple(map(TenantId, await session.scalars(select(models.Tenant.id))))
     elif retry and not left:
         left = tuple(await unmet_tenants(session))
     if not only_changed or len(left) <= SLICE_TENANTS:
         changed, left = changed.union(left[:SLICE_TENANTS]), left[SLICE_TENANTS:]
     if changed:
         version = await _move(session, changed, version, now)
-    is_owed = is_owed and bool(left)
-    if not is_owed:
+    if not (is_owed and left):
         await _leased_up_to(session, version)
-    return Round(version, left, is_owed)
+        is_owed = is_of_any = False
+    return Round(version, left, is_owed, is_of_any)
 
 
 async def unmet_tenants(session: AsyncSession) -> set[TenantId]:
@@ -107,21 +109,31 @@ async def unmet_tenants(session: AsyncSession) -> set[TenantId]:
     return {*map(TenantId, unmet), *await tenants_with_unmet_limits(session)}
 
 
-async def _changed(session: AsyncSession, followed_version: int, version: int) -> frozenset[TenantId] | None:
-    """Tenants that were changed by name after ``followed_version``.
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What has changed.
 
-    Returns:
-        None: leases of any tenant may have to move: the members have changed, or nobody wrote down what.
+    Attributes:
+        changed: tenants that were changed by name.
+        is_of_many: leases of any tenant may have to move.
+        is_of_any: and the change may be of any tenant itself, or nobody wrote down what: not only the members changed.
     """
+
+    changed: frozenset[TenantId]
+    is_of_many: bool
+    is_of_any: bool
+
+
+async def _news(session: AsyncSession, followed_version: int, version: int) -> _News:
+    """What has changed after ``followed_version``."""
     change = models.PolicyChange
     rows = (
         await session.execute(select(change.tenant_id, change.concern).where(change.version > followed_version))
     ).all()
-    if len(rows) < version - followed_version:
-        return None
-    if any(tenant is None and concern != models.Concern.NOBODY for tenant, concern in rows):
-        return None
-    return frozenset(TenantId(tenant) for tenant, _ in rows if tenant is not None)
+    concerns = {concern for tenant, concern in rows if tenant is None}
+    is_of_any = len(rows) < version - followed_version or None in concerns
+    changed = frozenset(TenantId(tenant) for tenant, _ in rows if tenant is not None)
+    return _News(changed, is_of_any or models.Concern.MEMBERS in concerns, is_of_any)
 
 
 async def _move(session: AsyncSession, tenants: Collection[TenantId], version: int, now: datetime) -> int:

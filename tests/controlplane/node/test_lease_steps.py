@@ -138,6 +138,23 @@ async def test_a_change_by_name_is_followed_before_those_who_are_left(books: Boo
     assert not await books.is_behind()
 
 
+async def test_who_is_changed_beside_a_node_that_joins_does_not_wait_either(books: Books) -> None:
+    await books.join("node-2")
+    await books.set_quota("t-4", 100)
+    await LeaseKeeper(books.database).settle_changed()
+    assert sorted((await books.granted("node-1")).values()) == [50, 1000, 1000, 1000, 1000]
+
+
+async def test_i4_where_any_may_have_been_changed_all_are_followed(books: Books) -> None:
+    """As a control plane of the version before writes it down, or one that forgot."""
+    quota = models.TierQuota
+    async with books.transaction() as session:
+        await session.execute(update(quota).values(limit_bytes=100))
+        await bump_policy_version(session, utc_now())
+    await LeaseKeeper(books.database).settle_changed()
+    assert await books.granted("node-1") == dict.fromkeys(TENANTS, 100)
+
+
 async def test_i4_what_one_node_gains_was_given_back_first_in_slices_too(books: Books) -> None:
     keeper = LeaseKeeper(books.database)
     await books.join("node-2")
