@@ -63,14 +63,13 @@ class HandedCredentials:
         return f"HandedCredentials({self._grant!r})"
 
     def hand(self, grant: Grant) -> None:
-        """Go on with this grant: it was just verified."""
-        if grant.access_token != self._rejected_token:
-            self._grant = grant
+        """Go on with this grant: it was just verified, whatever a node has said of its token before."""
+        self._grant, self._rejected_token = grant, ""
 
     def offer(self, grant: Grant) -> None:
-        """Go on with this grant where the present one is of no use any more."""
-        if not self._is_usable(self._grant):
-            self.hand(grant)
+        """Go on with this grant where the present one is of no use any more and this one is."""
+        if not self._is_usable(self._grant) and self._is_usable(grant):
+            self._grant = grant
 
     def _is_usable(self, grant: Grant) -> bool:
         return time.time() < grant.expires_at_s and grant.access_token != self._rejected_token

@@ -16,9 +16,11 @@ from saltern.client import Client
 from saltern.deadline import Deadline
 from saltern.errors import FailedPreconditionError, UnauthenticatedError, UnavailableError
 from saltern.exchange import TokenGrant, exchange_token
+from saltern.grant import Grant
+from saltern.names import NamespaceId, TenantId
 from saltern.token_credentials import TokenCredentials
 from saltern.vllm.cache_salts import cache_salts
-from saltern.vllm.request_tenancy import RequestTenancy
+from saltern.vllm.request_tenancy import HandedCredentials, RequestTenancy
 from saltern.vllm.tenancy import Ticket
 from saltern.vllm.token_seal import TOKEN_FIELD, TokenSeal
 from tests.support.control import Control
@@ -163,6 +165,24 @@ async def test_i10_a_revocation_is_felt_and_a_control_plane_that_is_away_is_not(
         while await client_of(tenancy, token, salt) is not None:
             await asyncio.sleep(0)
         assert await client_of(tenancy, token, salt) is None
+
+
+def test_a_token_that_a_node_refused_gives_way_to_another_and_comes_back_once_it_is_verified_again() -> None:
+    def grant(token: str, lifetime_s: float = 600.0) -> Grant:
+        return Grant(token, time.time() + lifetime_s, TenantId("acme"), NamespaceId("chat"), ())
+
+    credentials = HandedCredentials(grant("one"))
+    credentials.offer(grant("two"))
+    assert credentials.grant(Deadline(1)).access_token == "one"
+    credentials.reject("one")
+    for useless in (grant("one"), grant("two", lifetime_s=-1)):
+        credentials.offer(useless)
+        with pytest.raises(UnauthenticatedError):
+            credentials.grant(Deadline(1))
+    credentials.offer(grant("two"))
+    assert credentials.grant(Deadline(1)).access_token == "two"
+    credentials.hand(grant("one"))
+    assert credentials.grant(Deadline(1)).access_token == "one"
 
 
 async def test_what_is_kept_is_bounded_and_what_had_to_go_comes_back(control: Control) -> None:
