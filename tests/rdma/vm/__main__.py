@@ -127,6 +127,7 @@ def _environment(extent: str) -> dict[str, str]:
 def _pytest(arguments: list[str], timeout_s: float) -> list[str]:
     # The guest's Python starts slowly: nothing is loaded that these tests do not use.
     options = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:xdist", "--confcutdir=tests/rdma"]
+    options += ["-o", "addopts=--import-mode=importlib --strict-markers --strict-config -ra -q"]  # one process alone
     return [sys.executable, "-m", "pytest", *options, f"--timeout={timeout_s:g}", "--durations=8", *arguments]
 
 
