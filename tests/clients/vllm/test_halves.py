@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
+from saltern.client import Client
 from saltern.vllm.layout import ChainLayout
 from saltern.vllm.scheduling import SchedulingRules
+from saltern.vllm.tenancy import Ticket
 from tests.clients.vllm.halves import BLOCK_TOKENS, EngineMemory, Halves, Request, engine
 from tests.support.static_node import MIB, StaticNode, static_node, tenant_policy
 
@@ -281,3 +284,34 @@ def test_i10_a_client_that_is_not_trusted_any_more_finds_and_stores_nothing() ->
             counts = halves.tally.take()
             assert counts["lookup_failed"] == 1
             assert not {"copy_out_seconds", "save_blocks", "save_refused_blocks"} & counts.keys(), counts
+
+
+def test_i10_a_load_that_waits_too_long_for_a_thread_is_computed(node: StaticNode) -> None:
+    request = _request("r", 3, seed=15)
+    with engine(node) as first:
+        _serve(first, request)
+        _compute(first, request, [1, 2, 3, 4])
+    with engine(node, load_threads=1, load_deadline_ms=1000.0) as second:
+        held, entered = threading.Event(), threading.Event()
+        serve, busy, late = (
+            second.tenancy.client,
+            replace(request, request_id="busy"),
+            replace(request, request_id="late"),
+        )
+        for number, one in enumerate((busy, late)):
+            _serve(second, one)
+            assert second.matched(one)[0] == 3 * BLOCK_TOKENS
+            second.scheduler.allocated(one, [[11 + 4 * number, 12 + 4 * number, 13 + 4 * number]], 3 * BLOCK_TOKENS)
+
+        def slow(ticket: Ticket) -> Client | None:
+            entered.set()
+            assert held.wait(60)
+            return serve(ticket)
+
+        second.tenancy.client = slow  # type: ignore[method-assign]
+        second.step()
+        assert entered.wait(60)
+        threading.Timer(1.1, held.set).start()
+        _, failed, invalid = second.ended(2)
+        assert failed == {"late"}
+        assert invalid == {15, 16, 17}
