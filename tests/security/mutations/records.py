@@ -174,6 +174,20 @@ AUDIT: Final = (
         "a secret in a log, an error, an event",
         (
             Edit(
+                "clients/saltern/cli/failure.py",
+                "    text = without_secrets(text) if err else text\n",
+                "",
+            ),
+        ),
+        (
+            "tests/security/test_canary_processes.py"
+            "::test_i11_no_secret_of_real_processes_is_in_any_of_their_output_or_files",
+        ),
+    ),
+    Mutation(
+        "a secret in a log, an error, an event",
+        (
+            Edit(
                 "controlplane/audit/redaction.py",
                 'return _SECRET_BEGINNING.sub("<secret>", text)',
                 "return text",
@@ -183,7 +197,7 @@ AUDIT: Final = (
     ),
     Mutation(
         "a secret in a log, an error, an event",
-        (Edit("clients/saltern/errors.py", 'self.message = without_secrets(message)', "self.message = message"),),
+        (Edit("clients/saltern/errors.py", "self.message = without_secrets(message)", "self.message = message"),),
         ("tests/clients/test_errors.py::test_i1_no_error_shows_a_secret_that_was_pasted_into_a_field",),
     ),
     Mutation(

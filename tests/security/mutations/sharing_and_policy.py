@@ -23,7 +23,9 @@ SALTS_AND_SHARING: Final = (
                 "encoded += kind + value",
             ),
         ),
-        ("tests/clients/test_keys.py::test_i2_parts_that_say_of_themselves_where_they_end_are_one_part_all_the_same",),
+        (
+            "tests/clients/test_keys.py::test_i2_parts_that_are_written_like_the_inside_of_a_frame_are_one_part_all_the_same",
+        ),
     ),
     Mutation(
         "a salt of another project",
