@@ -53,18 +53,28 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str = "") ->
 
 
 class CacheNode:
-    """A node that comes and goes, always at the same address."""
+    """A node that comes and goes, always at the same address.
 
-    def __init__(self, folder: Path, control: str, key_file: Path, name: str) -> None:
+    Args:
+        has_door: whether a :class:`Door` stands before it, which costs speed.
+    """
+
+    def __init__(self, folder: Path, control: str, key_file: Path, name: str, *, has_door: bool) -> None:
         self.name = name
         self.shm_path = folder / f"{name}.sock"
         self._folder = folder
         self._ready_file = folder / f"{name}.ready"
         self._port = _free_port()
-        #: The network between this node and its clients, unless they use shared memory.
-        self.door = Door((_INSIDE, self._port), ("127.0.0.1", self._port))
+        self._address = _INSIDE if has_door else "127.0.0.1"
+        self._door = Door((_INSIDE, self._port), ("127.0.0.1", self._port)) if has_door else None
         self._arguments = ["--node-id", name, "--control", control, "--api-key-file", str(key_file)]
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def door(self) -> Door:
+        """The network between this node and its clients, unless they use shared memory."""
+        assert self._door is not None
+        return self._door
 
     @property
     def pid(self) -> int:
@@ -76,7 +86,7 @@ class CacheNode:
         self._ready_file.unlink(missing_ok=True)
         arguments = [
             *("serve", "node", *self._arguments, "--grpc-listen", "127.0.0.1:0"),
-            *("--listen", f"{_INSIDE}:{self._port}", "--advertise-host", "127.0.0.1"),
+            *("--listen", f"{self._address}:{self._port}", "--advertise-host", "127.0.0.1"),
             *("--metrics-listen", "off", "--dram-bytes", str(dram_bytes), "--no-prefault", "--no-copy-tuning"),
             *("--shm-path", str(self.shm_path), "--state-dir", str(self._folder / self.name)),
             *("--ready-file", str(self._ready_file)),
@@ -130,13 +140,14 @@ class CacheNode:
 
     def close(self) -> None:
         self.stop()
-        self.door.close()
+        if self._door is not None:
+            self._door.close()
 
 
 class Stack:
     """What runs, with its administrator; made by :func:`running_stack`."""
 
-    def __init__(self, folder: Path, resources: ExitStack) -> None:
+    def __init__(self, folder: Path, resources: ExitStack, *, has_door: bool) -> None:
         self.folder = folder
         data_dir = folder / "data"
         up = _start(["up", "--data-dir", str(data_dir), "--nodes", "0", "--ports", "auto"], folder / "up.log")
@@ -153,7 +164,7 @@ class Stack:
         self.admin_key_file = Path(run["admin_api_key_file"])
         self.admin = resources.enter_context(AdminClient(self.control, read_api_key(self.admin_key_file)))
         request = CreateApiKeyRequest(api_key_id="node-1", api_key=ApiKey(role=ROLE_NODE, node_id="node-1"))
-        self.node = CacheNode(folder, self.control, self._write_key("node-1", request), "node-1")
+        self.node = CacheNode(folder, self.control, self._write_key("node-1", request), "node-1", has_door=has_door)
         resources.callback(self.node.close)
         self.node.start()
 
@@ -214,15 +225,19 @@ class Stack:
 
 
 @contextmanager
-def running_stack() -> Iterator[Stack]:
-    """The stack for the time of the block; the end of what its processes said is told if that ends badly."""
+def running_stack(*, has_door: bool = True) -> Iterator[Stack]:
+    """The stack for the time of the block; the end of what its processes said is told if that ends badly.
+
+    Args:
+        has_door: see :class:`CacheNode`.
+    """
     folder = Path(tempfile.mkdtemp(prefix="saltern-vllm-"))
     folder.chmod(0o755)  # Postgres runs as another user when we are root
     with ExitStack() as outer:
         outer.callback(shutil.rmtree, folder)
         with ExitStack() as resources:
             try:
-                stack = Stack(folder, resources)
+                stack = Stack(folder, resources, has_door=has_door)
             except BaseException as error:
                 for log in sorted(folder.glob("*.log")):
                     error.add_note(f"{log.name} ends with:\n{_tail(log)}")
