@@ -105,8 +105,8 @@ def _admit(
         return _readable(Entry(key, index, offset, size_bytes, extent_bytes))
     victim = only_victim(pool.extents, owner, pool.borrowers, extent_bytes, excess_bytes)
     if victim is not None:
-        _evict(pool, victim, _OWN_LIMIT if excess_bytes > 0 else _OWN_PUT)
-        return _replace(victim, index, key, size_bytes)
+        _replace(pool, victim, index, key, size_bytes, _OWN_LIMIT if excess_bytes > 0 else _OWN_PUT)
+        return victim
     pool.changed(owner)
     admitted = pool.admit(index, key, size_bytes, extent_bytes, now_ns)
     if isinstance(admitted, PutRefused):
@@ -117,31 +117,29 @@ def _admit(
     return _readable(admitted)
 
 
-def _evict(pool: Pool, victim: Entry, cause: EvictionCause) -> None:
-    """Take an entry out of its index and order; its memory and what is charged for it are handed on."""
-    owner = victim.index.owner
+def _replace(  # noqa: PLR0917 - called once for each block
+    pool: Pool, victim: Entry, index: PartitionIndex, key: BlockKey, size_bytes: int, cause: EvictionCause
+) -> None:
+    """Evict an entry for the next one, of the same tenant and extent: what is charged, what is free and who could lose
+    what stay as they are (I4, I8). Nobody knows the old one any more, so its object serves again."""
+    owner, left = index.owner, victim.index
     owner.counters.evicted(victim.size_bytes, cause)
     if pool.demote is not None:
         pool.demote(victim)
     owner.order.evict(victim)
-    del victim.index.entries[victim.key]
-
-
-def _replace(victim: Entry, index: PartitionIndex, key: BlockKey, size_bytes: int) -> Entry:
-    """Make an evicted entry the next one, of the same tenant and extent: what is charged, what is free and who could
-    lose what stay as they are (I4, I8). Nobody knows the old one any more, so its object serves again."""
-    extent_bytes, left = victim.extent_bytes, victim.index.namespace
-    if left is not index.namespace:
-        left.used_bytes -= extent_bytes
-        index.namespace.used_bytes += extent_bytes
+    del left.entries[victim.key]
+    if left is not index:
+        left.namespace.used_bytes -= victim.extent_bytes
+        index.namespace.used_bytes += victim.extent_bytes
+        victim.index = index
     if victim.size_bytes != size_bytes:
-        index.owner.budget.resident_bytes += size_bytes - victim.size_bytes
+        owner.budget.resident_bytes += size_bytes - victim.size_bytes
         victim.size_bytes = size_bytes
-    victim.key, victim.index = key, index
+    victim.key = key
     victim.is_proven = False
-    return _readable(victim)
+    victim.checksum = 0
 
 
 def _readable(entry: Entry) -> Entry:
-    entry.state, entry.checksum = _READABLE, 0
+    entry.state = _READABLE
     return entry

@@ -40,13 +40,12 @@ class LruOrder:
     def refresh(self, entry: Entry) -> None:
         self.touch(entry)
 
-    def evict(self, entry: Entry) -> None:
-        self.remove(entry)
-
     def remove(self, entry: Entry) -> None:
         colder, warmer = entry.colder, entry.warmer
         colder.warmer, warmer.colder = warmer, colder
         del entry.colder, entry.warmer  # a removed entry keeps no neighbour alive
+
+    evict = remove
 
     def adopt(self, entry: Entry) -> None:
         self.insert(entry)
