@@ -16,6 +16,8 @@ from saltern.names import NodeId
 
 LEASE_MS = 20_000
 LOST_AFTER_MS = 6_000
+#: In the place of a tenant: the change is nobody's part of the policy, and leases follow by themselves.
+NOBODY = ""
 
 
 class FencedError(Exception):
@@ -65,7 +67,8 @@ class ControlPlane:
 
     Attributes:
         quota_history: for each tenant what its quota was from which version on.
-        changes: which tenant each version changed; None for any.
+        changes: which tenant each version changed; ``NOBODY``; None for any.
+        followed_version: leases of tenants that were changed by name have followed up to here.
         min_issue_times_s: by tenant; each revocation raises one.
         composed: every policy that there was, by node and version.
         waited_version: of the newest change of which somebody was told that it is in force everywhere.
@@ -82,6 +85,7 @@ class ControlPlane:
     composed: dict[tuple[NodeId, int], dict[str, Rules]] = field(default_factory=dict)
     waited_version: int = 0
     true_now_ms: int = 0
+    followed_version: int = 1
     is_settled: bool = False
 
     def __post_init__(self) -> None:
@@ -102,7 +106,7 @@ class ControlPlane:
         row = self.nodes.setdefault(node, NodeRow(capacity_bytes))
         row.fencing_epoch += 1
         row.applied_version = 0
-        row.terms = lease_terms.registered(row.terms, state_id, now_ms, LEASE_MS, self.bump())
+        row.terms = lease_terms.registered(row.terms, state_id, now_ms, LEASE_MS, self.bump(NOBODY))
         row.last_report_ms = now_ms
         return row.fencing_epoch, row.terms.lease_version
 
@@ -125,7 +129,11 @@ class ControlPlane:
     def push(self, node: NodeId, epoch: int, base_version: int | None) -> Snapshot | Delta:
         """The newest policy of a node, or what changed in it since ``base_version``."""
         row = self._current(node, epoch)
-        self.lease()
+        if base_version is not None and row.terms.lease_version > base_version:
+            base_version = None  # its lease began anew: what it has of every tenant may be another
+        # Whoever was changed by name is looked at before the policy is composed; for the others it is early enough
+        # when their turn comes, which is here with the first policy of a stream and each second (see ``tick``).
+        self.lease(only_changed=base_version is not None)
         waits = row.terms.from_ms is not None
         tenants = {
             tenant: Rules(
@@ -143,7 +151,7 @@ class ControlPlane:
 
     def changed_since(self, base_version: int) -> set[str] | None:
         changed = {self.changes[version] for version in range(base_version + 1, self.version + 1)}
-        return None if None in changed else {tenant for tenant in changed if tenant is not None}
+        return None if None in changed else {tenant for tenant in changed if tenant}
 
     def revoke(self, tenant: str) -> int:
         """End the tenant's tokens; returns the version to wait for."""
@@ -168,7 +176,7 @@ class ControlPlane:
         }
         work = lease_terms.due(standings, now_ms)
         if work.admit or work.reclaim:
-            version = self.bump()
+            version = self.bump(NOBODY)
             for node in work.admit:
                 self.nodes[node].terms = lease_terms.admitted(self.nodes[node].terms, version)
             for node in work.reclaim:
@@ -177,9 +185,12 @@ class ControlPlane:
                     held[node] = replace(NOTHING, version=version)
         self.lease()
 
-    def lease(self) -> None:
-        """One step of every tenant's quota; nothing where nothing has happened since the last."""
-        if self.is_settled:
+    def lease(self, *, only_changed: bool = False) -> None:
+        """One step of every tenant's quota, where anything has happened since the last; or of those changed by name."""
+        tenants = set(self.quotas)
+        if only_changed:
+            tenants &= {self.changes[version] for version in range(self.followed_version + 1, self.version + 1)}
+        elif self.is_settled:
             return
         members = {
             node: Member(row.capacity_bytes, row.terms.settled_version, row.terms.takes_leases and not row.is_draining)
@@ -188,6 +199,7 @@ class ControlPlane:
         changed = {
             tenant: leases.lease(quota, self.holdings[tenant], members, self.version + 1, {})
             for tenant, quota in self.quotas.items()
+            if tenant in tenants
         }
         planned = self.version + 1
         for tenant in [tenant for tenant, new in changed.items() if new]:
@@ -197,7 +209,8 @@ class ControlPlane:
                 (node, replace(holding, version=self.version) if holding.version == planned else holding)
                 for node, holding in new.items()
             )
-        self.is_settled = True
+        self.followed_version = self.version
+        self.is_settled |= not only_changed
 
     def believed_bytes(self, tenant: str, node: NodeId) -> int:
         row = self.nodes[node]

@@ -122,7 +122,9 @@ PLANTS: Final[dict[str, Callable[[], Any]]] = {
     ),
     "keep-what-is-lost": lambda: _patch(lease_terms, "due", lambda _: lambda nodes, now_ms: lease_terms.Due()),
     "leave-it-unmoved": lambda: _patch(
-        ControlPlane, "lease", lambda original: lambda control: None if control.version > 40 else original(control)
+        ControlPlane,
+        "lease",
+        lambda original: lambda *given, **which: None if given[0].version > 40 else original(*given, **which),
     ),
 }
 
