@@ -20,6 +20,17 @@ from saltern.vllm.weights import weights_digest
 _PROVENANCE: Final = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
 #: Rope variants whose numbers depend on the longest sequence that the engine is configured for.
 _LENGTH_DEPENDENT_ROPE: Final = ("longrope", "dynamic")
+#: Settings and files of a multimodal model's processors.
+_MEDIA_SETTINGS: Final = (
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+    "video_pruning_rate",
+    "mm_encoder_attn_backend",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+    "mm_device_do_normalize",
+)
+_PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 #: Caches whose blocks are keys and values of tokens, whole once their last token is computed.
 _KNOWN_SPECS: Final = frozenset(
     {
@@ -99,7 +110,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, *, weights: str, cache_fold
     return EngineFacts(
         engine=f"vllm {vllm.__version__}",
         weights=f"named {weights}" if weights else _weights_of(vllm_config, cache_folder),
-        model=_model_of(vllm_config),
+        model=_model_of(vllm_config, with_files=not weights),
         dtype=str(model.dtype),
         kv_dtype=str(cache.cache_dtype),
         block_tokens=cache.block_size,
@@ -140,10 +151,13 @@ def _weights_of(vllm_config: Any, cache_folder: Path | None) -> str:
     model = vllm_config.model_config
     if vllm_config.load_config.load_format == "dummy":
         return f"dummy {model.seed}"
+    return f"digest {weights_digest(_files_of(vllm_config), cache_folder)}"
+
+
+def _files_of(vllm_config: Any) -> Path:
+    model = vllm_config.model_config
     path = Path(model.model)
-    if not path.exists():
-        path = _downloaded(model.model, model.revision, vllm_config.load_config.download_dir)
-    return f"digest {weights_digest(path, cache_folder)}"
+    return path if path.exists() else _downloaded(model.model, model.revision, vllm_config.load_config.download_dir)
 
 
 def _downloaded(model: str, revision: str | None, folder: str | None) -> Path:
@@ -160,12 +174,22 @@ def _downloaded(model: str, revision: str | None, folder: str | None) -> Path:
         ) from None
 
 
-def _model_of(vllm_config: Any) -> str:
+def _model_of(vllm_config: Any, *, with_files: bool) -> str:
     model = vllm_config.model_config
     config = _without_provenance(model.hf_config.to_dict())
     text = json.dumps(config, sort_keys=True, default=str)
     lengths = model.max_model_len if any(variant in text for variant in _LENGTH_DEPENDENT_ROPE) else None
-    return json.dumps([text, str(model.quantization), lengths])
+    return json.dumps([text, str(model.quantization), lengths, _media_of(vllm_config, with_files=with_files)])
+
+
+def _media_of(vllm_config: Any, *, with_files: bool) -> list[str]:
+    """How images and other media become embeddings, where the model takes any: vLLM's hash names only the media."""
+    multimodal = vllm_config.model_config.multimodal_config
+    if multimodal is None:
+        return []
+    told = [str(getattr(multimodal, name, None)) for name in _MEDIA_SETTINGS]
+    files = [_files_of(vllm_config) / name for name in _PROCESSOR_FILES] if with_files else []
+    return told + [path.read_text(encoding="utf-8") if path.is_file() else "" for path in files]
 
 
 def _without_provenance(value: Any) -> Any:
