@@ -29,8 +29,10 @@ $(VENV)/.installed: pyproject.toml clients/pyproject.toml
 demo: setup  ## run the main job end to end: two tenants, one node, real traffic, a report
 	@$(BIN)/saltern demo --output-dir build/demo $(DEMO_ARGS)
 
-test: setup  ## run the tests
-	@$(BIN)/pytest $(PYTEST_ARGS)
+# A file's tests stay in one process: they share what they started.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
+test: setup  ## run the tests, over WORKERS=n processes
+	@$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-rdma: setup  ## run tests/rdma in a VM with Soft-RoCE (QEMU, no card needed): RDMA_ARGS="--install --quick" gets QEMU first, each test once; --full
 	@$(BIN)/python -m tests.rdma.vm $(RDMA_ARGS)
