@@ -148,6 +148,11 @@ AUDIT: Final = (
                 "if not period.from_us - CLOCK_SLACK_US <= checkpoint.time_us <= until_us + CLOCK_SLACK_US:",
                 "if False:",
             ),
+            Edit(
+                "clients/saltern/audit/verification.py",
+                "if until_us is not None and self._now_us - until_us > self._unsigned_span_max_us:",
+                "if False:",
+            ),
         ),
         ("tests/clients/audit/test_verification.py::test_i11_a_stolen_old_key_signs_nothing_newer",),
     ),
