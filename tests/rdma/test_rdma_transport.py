@@ -19,7 +19,8 @@ from tests.support.wire_client import block, key
 
 TENANTS = {
     "acme": tenant_policy(limit_bytes=80 * MIB, block_bytes=64 * MIB),
-    "blue": tenant_policy(limit_bytes=80 * MIB),
+    "blue": tenant_policy(limit_bytes=32 * MIB, block_bytes=MIB),
+    "green": tenant_policy(limit_bytes=32 * MIB, block_bytes=MIB),
     "small": tenant_policy(limit_bytes=MIB),
 }
 
@@ -57,7 +58,7 @@ def test_every_size_from_a_byte_to_64_mib_comes_back_byte_for_byte_from_another_
 
 def test_batches_of_up_to_1000_blocks_side_by_side_for_two_tenants(node: StaticNode) -> None:
     with ExitStack() as stack:
-        clients = [stack.enter_context(sdk_client(node, tenant=tenant)) for tenant in ("blue", "small", "blue")]
+        clients = [stack.enter_context(sdk_client(node, tenant=tenant)) for tenant in ("blue", "green", "blue")]
         faults: list[BaseException] = []
 
         def work(number: int) -> None:
