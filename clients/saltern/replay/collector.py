@@ -1,6 +1,6 @@
 """Turns what an engine sees, request by request, into a :class:`ColumnResult`; the same for every engine.
 
-Memory grows by 16 bytes for each request, for exact quantiles, and twice that where there are several tenants.
+Memory grows by 16 bytes for each request, for exact quantiles, and by nothing else.
 """
 
 from __future__ import annotations
