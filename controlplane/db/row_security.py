@@ -39,9 +39,9 @@ class ServiceTask(StrEnum):
 
     #: The tenant of an API key is what its lookup finds out.
     CREDENTIAL_LOOKUP = "credential lookup"
-    #: A token's salts may be those of a sharing group, which is another tenant's. Of a token outside of any they are its
-    #: own tenant's, and so is the scope.
-    GROUP_TOKEN_EXCHANGE = "exchange of a sharing group's token"
+    #: A token's salts may be those of a sharing group, which is another tenant's. Outside of any they are its own
+    #: tenant's, and so is the scope.
+    GROUP_TOKEN_EXCHANGE = "exchange of a sharing group's token"  # noqa: S105  # says what it is for
     #: The first administrator's key and its audit event are the platform's, and nobody has called before.
     BOOTSTRAP = "bootstrap"
     #: Attempts of callers that belong to no tenant go into the platform's chain.
