@@ -5,6 +5,7 @@ Import this module before anything of vLLM: it says that the engine is to run in
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Kept from run to run: inspecting a model's class costs vLLM a process.
 os.environ.setdefault("VLLM_CACHE_ROOT", str(Path(__file__).resolve().parents[2] / "build" / "vllm-cache"))
 
+import torch
 import vllm
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -164,6 +166,25 @@ class Engine:
     @property
     def worker_connector(self) -> Any:
         return get_kv_transfer_group()
+
+    @property
+    def _pages(self) -> list[torch.Tensor]:
+        return list(self._core.model_executor.driver_worker.worker.model_runner.kv_caches)
+
+    def page_digests(self) -> list[set[bytes]]:
+        """Of each layer: digests of the pages that hold anything."""
+        layers = []
+        for pages in self._pages:
+            rows = pages.reshape(pages.shape[0], -1).view(torch.uint8)
+            held = rows[1:][(rows[1:] != 0).any(dim=1)]
+            layers.append({hashlib.sha256(row.numpy().tobytes()).digest() for row in held})
+        return layers
+
+    def erase_pages(self) -> None:
+        """Forget all, and overwrite it with zeros: what pages hold next was loaded or computed since."""
+        self.forget()
+        for pages in self._pages:
+            pages.zero_()
 
     def settle(self) -> None:
         """Step, without a request to run, until every load that was begun is reported."""
