@@ -8,6 +8,7 @@ from saltern.cli.charts import sparkline
 from saltern.cli.failure import one_line
 from saltern.cli.render import Table, make_console
 from saltern.cli.settings import Settings
+from saltern.replay.facts import report_facts
 from saltern.replay.results import ColumnResult, CostResult, ReplayReport, encode_report
 from saltern.replay.rows import TENANT_ROWS, Unit, all_rows, cell
 
@@ -34,39 +35,10 @@ def print_report(settings: Settings, report: ReplayReport) -> None:
 
 def _print_head(settings: Settings, report: ReplayReport) -> None:
     table = Table()
-    table.add("engine", f"{report.engine.upper()}: {_what(report)}")
-    table.add("trace", f"{report.trace.name} ({report.trace.format}, {report.trace.arrival} arrivals)")
-    table.add("  sha256", report.trace.sha256)
-    for part in report.parts:
-        table.add(f"  {part.name}", part.sha256)
-    table.add("  prefixes", f"{report.trace.identity}: {report.trace.identity_note}")
-    for note in report.trace.notes:
-        table.add("  note", note)
-    table.add("seed", report.setup.seed)
-    setup = report.setup
-    table.add("nodes", f"{setup.nodes} of {cell(setup.node_bytes, Unit.BYTES)}, {setup.eviction}, {setup.reservations}")
-    for name, quota in setup.quotas.items():
-        sizes = {"reserved": quota.reserved_bytes, "limit": quota.limit_bytes}
-        told = [f"{what} {cell(size, Unit.BYTES)}" for what, size in sizes.items() if size is not None]
-        table.add("  quota", ", ".join([name or "-", *told, f"weight {quota.weight}"]))
-    for assumed in report.assumptions:
-        source = f" [{assumed.source}]" if assumed.source else ""
-        table.add(assumed.name, f"{assumed.value}{source}")
-    references = report.references
-    table.add(
-        "references",
-        f"infinite {cell(references.infinite_hit_rate, Unit.RATE)}, when warm "
-        f"{cell(references.infinite_warm_hit_rate, Unit.RATE)}, OPT {cell(references.opt_hit_rate, Unit.RATE)} in "
-        f"{references.capacity_blocks:,} of {cell(references.unique_blocks, Unit.COUNT)} blocks; {references.note}",
-    )
+    for name, value in report_facts(report):
+        table.add(name, value)
     table.print(settings)
     click.echo()
-
-
-def _what(report: ReplayReport) -> str:
-    if report.engine == "simulated":
-        return "the node's code in virtual time; no figure below was measured"
-    return "real nodes and bytes; prefill and decoding are modelled"
 
 
 def _print_columns(settings: Settings, report: ReplayReport) -> None:

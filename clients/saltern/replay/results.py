@@ -28,6 +28,13 @@ class EngineKind(StrEnum):
     SIMULATED = "simulated"
     MEASURED = "measured"
 
+    @property
+    def note(self) -> str:
+        """What that means for who reads the figures."""
+        if self is EngineKind.SIMULATED:
+            return "the node's code in virtual time; no figure below was measured"
+        return "real nodes and bytes; prefill and decoding are modelled"
+
 
 class Column(StrEnum):
     """One way to run the same traffic; docs/replay.md says what each means."""

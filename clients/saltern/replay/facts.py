@@ -1,0 +1,37 @@
+"""What a report rests on, as names and texts: the same for the terminal and for HTML."""
+
+from __future__ import annotations
+
+from saltern.replay.results import ReplayReport
+from saltern.replay.rows import Unit, cell
+
+
+def report_facts(report: ReplayReport) -> list[tuple[str, str]]:
+    """Engine, traffic with the sha256 of every file, seed, nodes, quotas, every assumption with its source, references.
+
+    Names that belong to the one before begin with two spaces.
+    """
+    trace, setup, references = report.trace, report.setup, report.references
+    facts = [
+        ("engine", f"{report.engine.upper()}: {report.engine.note}"),
+        ("trace", f"{trace.name} ({trace.format}, {trace.arrival} arrivals)"),
+        ("  sha256", trace.sha256),
+        *((f"  {part.name}", part.sha256) for part in report.parts),
+        ("  prefixes", f"{trace.identity}: {trace.identity_note}"),
+        *(("  note", note) for note in trace.notes),
+        ("seed", str(setup.seed)),
+        ("nodes", f"{setup.nodes} of {cell(setup.node_bytes, Unit.BYTES)}, {setup.eviction}, {setup.reservations}"),
+    ]
+    for name, quota in setup.quotas.items():
+        sizes = {"reserved": quota.reserved_bytes, "limit": quota.limit_bytes}
+        told = [f"{what} {cell(size, Unit.BYTES)}" for what, size in sizes.items() if size is not None]
+        facts.append(("  quota", ", ".join([name or "-", *told, f"weight {quota.weight}"])))
+    for assumed in report.assumptions:
+        source = f" [{assumed.source}]" if assumed.source else ""
+        facts.append((assumed.name, f"{assumed.value}{source}"))
+    compared = (
+        f"infinite {cell(references.infinite_hit_rate, Unit.RATE)}, when warm "
+        f"{cell(references.infinite_warm_hit_rate, Unit.RATE)}, OPT {cell(references.opt_hit_rate, Unit.RATE)} in "
+        f"{references.capacity_blocks:,} of {cell(references.unique_blocks, Unit.COUNT)} blocks; {references.note}"
+    )
+    return [*facts, ("references", compared)]
