@@ -103,9 +103,9 @@ def _mean(total_s: float, result: ColumnResult) -> float | None:
     return total_s / result.requests if result.requests else None
 
 
-def eviction_rows(report: ReplayReport) -> list[Row]:
+def eviction_rows(*reports: ReplayReport) -> list[Row]:
     """Evictions by cause, for the causes that there were."""
-    causes = sorted({cause for result in report.columns for cause in result.evictions_by_cause})
+    causes = sorted({cause for report in reports for result in report.columns for cause in result.evictions_by_cause})
     return [
         Row(f"evictions_{cause}", f"  {cause}", Unit.COUNT, _cached(partial(_evicted_for, cause))) for cause in causes
     ]
@@ -115,10 +115,10 @@ def _evicted_for(cause: str, result: ColumnResult) -> int:
     return result.evictions_by_cause.get(cause, 0)
 
 
-def all_rows(report: ReplayReport) -> list[Row]:
-    """The rows of a report: the causes of evictions stand below their sum."""
+def all_rows(*reports: ReplayReport) -> list[Row]:
+    """The rows of a report, or of several beside each other: the causes of evictions stand below their sum."""
     at = next(number for number, row in enumerate(ROWS) if row.key == "evictions") + 1
-    return [*ROWS[:at], *eviction_rows(report), *ROWS[at:]]
+    return [*ROWS[:at], *eviction_rows(*reports), *ROWS[at:]]
 
 
 def cell(value: Value, unit: Unit) -> str:
@@ -138,6 +138,20 @@ def cell(value: Value, unit: Unit) -> str:
             return f"{value:.5f} USD"
         case Unit.PER_S | Unit.RATIO:
             return f"{value:.3f}"
+
+
+def change_cell(value: Value, unit: Unit) -> str:
+    """A difference of two figures, with its sign."""
+    if value is None:
+        return "-"
+    return "0" if not value else f"{'+' if value > 0 else '-'}{cell(abs(value), unit)}"
+
+
+def percent_cell(relative: float | None) -> str:
+    """A change as a share of what it was, with its sign."""
+    if relative is None:
+        return "-"
+    return f"{relative:+.1%}" if relative else "0"
 
 
 def _size(value: float) -> str:
