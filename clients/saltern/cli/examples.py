@@ -52,6 +52,11 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "replay run": (
         "saltern replay run conversation.jsonl.gz --engines 8 --nodes 4 --node-memory 1TiB",
         "saltern replay run chat=conversation.jsonl.gz agent=sessions.jsonl.gz --block-tokens 512 --json report.json",
+        "saltern replay run conversation.jsonl.gz --html report.html",
+    ),
+    "replay diff": (
+        "saltern replay diff four-nodes.json eight-nodes.json",
+        "saltern replay diff four-nodes.json eight-nodes.json --html diff.html",
     ),
     "key create": (
         "saltern key create ci --tenant acme --role writer --expires-in 90d --save ci.key",

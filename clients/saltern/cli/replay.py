@@ -112,6 +112,7 @@ def replay() -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn by chance.")
 @click.option("--json", "json_file", type=_FILE, help="Write the report here, for `saltern replay diff`.")
 @click.option("--csv", "csv_file", type=_FILE, help="Write all figures here, one on each line.")
+@click.option("--html", "html_file", type=_FILE, help="Write one page here that needs no network.")
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -124,6 +125,7 @@ def run(
     seed: int,
     json_file: Path | None,
     csv_file: Path | None,
+    html_file: Path | None,
     **options: Any,
 ) -> None:
     """Replay traces in virtual time, through the node's own code, column by column.
@@ -138,6 +140,7 @@ def run(
     from saltern.cli.replay_tables import print_report
     from saltern.replay.assemble import run_replay
     from saltern.replay.engines import find_engine
+    from saltern.replay.html import report_page
     from saltern.replay.results import Column, EngineKind, encode_report
     from saltern.replay.rows import to_csv
 
@@ -154,12 +157,49 @@ def run(
     report, ended = run_replay(trace, setup, wanted, engine, progress)
     if not settings.json and sys.stderr.isatty():
         click.echo("\r\x1b[K", err=True, nl=False)
-    for path, content in ((json_file, encode_report(report)), (csv_file, to_csv(report).encode())):
-        if path is not None:
-            _write(path, content)
+    if json_file is not None:
+        _write(json_file, encode_report(report))
+    if csv_file is not None:
+        _write(csv_file, to_csv(report).encode())
+    if html_file is not None:
+        _write(html_file, report_page(report).encode())
     print_report(settings, report)
     if ended is not None:
         raise ended
+
+
+@replay.command("diff")
+@click.argument("first", type=_FILE, metavar="A.json")
+@click.argument("second", type=_FILE, metavar="B.json")
+@click.option("--html", "html_file", type=_FILE, help="Write one page here that needs no network.")
+@click.option(
+    "--across-experiments", is_flag=True, help="Compare reports of other traffic or of another engine all the same."
+)
+@click.pass_context
+def diff(ctx: click.Context, /, *, first: Path, second: Path, html_file: Path | None, across_experiments: bool) -> None:
+    """Compare two reports that `--json` wrote: first what they were made with, then what came out.
+
+    Reports of other traffic or of another engine are refused (exit code 5) after their differences were shown.
+    """
+    from saltern.cli import replay_diff
+    from saltern.replay.diff import compare_reports, require_same_experiment
+    from saltern.replay.html import diff_page
+    from saltern.replay.results import read_report
+
+    settings = settings_of(ctx)
+    comparison = compare_reports(
+        read_report(first), read_report(second), first_name=str(first), second_name=str(second)
+    )
+    if not settings.json:
+        replay_diff.print_differences(settings, comparison)
+    if not across_experiments:
+        require_same_experiment(comparison)
+    if html_file is not None:
+        _write(html_file, diff_page(comparison).encode())
+    if settings.json:
+        replay_diff.print_json_comparison(comparison)
+    else:
+        replay_diff.print_changes(settings, comparison)
 
 
 def traces_of(names: Sequence[str], *, requests: int | None, block_tokens: int | None, seed: int) -> Trace:

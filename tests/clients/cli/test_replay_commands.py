@@ -11,6 +11,7 @@ import pytest
 
 from saltern.cli import main
 from saltern.replay.results import read_report
+from tests.clients.replay.pages import faults_of
 
 SMALL = ["--engines", "1", "--nodes", "2", "--node-memory", "1GiB", "--model", "qwen2.5-7b", "--hardware", "1xh100"]
 
@@ -107,3 +108,77 @@ def test_what_makes_no_sense_is_one_error(
     files = [] if arguments[0].endswith(".jsonl") else [str(trace)]
     assert main(["replay", *files, *SMALL, "--column", "shared", *arguments]) in (2, 3)
     assert "hint: " in capsys.readouterr().err
+
+
+# ---- pages and comparisons
+
+
+def test_a_page_is_written_that_needs_no_network(trace: Path, tmp_path: Path) -> None:
+    page = tmp_path / "r.html"
+    hostile = f"<script>={trace}"
+    arguments = ["replay", str(trace), *SMALL, "--html", str(page)]
+    assert main(arguments) == 0
+    content = page.read_text()
+    assert faults_of(content) == []
+    assert "SIMULATED" in content
+    assert "config.json of Qwen2.5-7B" in content, "the source of the model profile"
+    assert content.count('role="img"') == 16
+    assert main(["replay", hostile, *SMALL, "--html", str(page)]) == 2, "no name of a tenant"
+
+
+@pytest.fixture
+def reports(trace: Path, tmp_path: Path) -> list[str]:
+    """Of the same traffic on two nodes and on four."""
+    made = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+    for path, nodes in zip(made, ("2", "4"), strict=True):
+        arguments = ["--column", "cold", "--column", "shared", "--nodes", nodes, "--json", path]
+        assert main(["replay", str(trace), *SMALL, *arguments]) == 0
+    return made
+
+
+def test_two_reports_are_compared(reports: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    page = tmp_path / "d.html"
+    assert main(["replay", "diff", *reports, "--html", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("setup.nodes") < shown.index("SIMULATED: ") < shown.index("figures are equal")
+    assert faults_of(page.read_text()) == []
+    assert main(["replay", "diff", *reports, "-o", "json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["sameExperiment"]
+    assert [one["name"] for one in said["differences"]] == ["setup.nodes"]
+    assert {one["column"] for one in said["changes"]} == {"cold", "shared"}
+
+
+def test_other_traffic_is_shown_and_refused(
+    reports: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text(rows(30))
+    page, third = tmp_path / "d.html", str(tmp_path / "c.json")
+    assert main(["replay", str(other), *SMALL, "--column", "shared", "--json", third]) == 0
+    capsys.readouterr()
+    assert main(["replay", "diff", reports[0], third, "--html", str(page)]) == 5
+    shown = capsys.readouterr()
+    assert "trace.sha256 (another experiment)" in shown.out
+    assert "DIFFERENT_EXPERIMENTS" in shown.err or "different experiments" in shown.err
+    assert not page.exists()
+    assert main(["replay", "diff", reports[0], third, "--across-experiments", "--html", str(page)]) == 0
+    assert "SIMULATED, DIFFERENT EXPERIMENTS: shared" in capsys.readouterr().out
+    assert "Different experiments." in page.read_text()
+    assert main(["replay", "diff", reports[0], third, "-o", "json"]) == 5
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert '"reason": "DIFFERENT_EXPERIMENTS"' in shown.err
+
+
+def test_what_is_no_report_is_one_error(reports: list[str], trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for second in (str(trace), "no-such-file.json"):
+        assert main(["replay", "diff", reports[0], second]) == 2
+        assert "hint: " in capsys.readouterr().err
+
+
+def test_the_requests_that_were_taken_make_another_experiment(reports: list[str], trace: Path, tmp_path: Path) -> None:
+    fewer = str(tmp_path / "c.json")
+    assert main(["replay", str(trace), *SMALL, "--requests", "20", "--column", "shared", "--json", fewer]) == 0
+    assert main(["replay", "diff", reports[0], fewer]) == 5
