@@ -56,7 +56,7 @@ def _differences(comparison: Comparison) -> Markup:
         for one in comparison.differences
     ]
     found = (
-        table("Made with", ["", "A", "B"], rows, class_="text")
+        table("Made with", ["setting", "A", "B"], rows, class_="text")
         if rows
         else element("p", "Nothing: they were made alike.")
     )
@@ -89,7 +89,7 @@ def _plot(comparison: Comparison, key: str, what: str, unit: Unit) -> Markup | N
     )
     axis = "" if is_rate else ". Logarithmic axis"
     rows = [[str(one.column), cell(one.first, unit), cell(one.second, unit)] for one in found]
-    figure = behind(plot, f"{what[0].upper()}{what[1:]}, {comparison.engine}{axis}", ["", "A", "B"], rows)
+    figure = behind(plot, f"{what[0].upper()}{what[1:]}, {comparison.engine}{axis}", ["column", "A", "B"], rows)
     return element("div", figure, class_="wide")
 
 
@@ -99,7 +99,9 @@ def _figures(comparison: Comparison) -> Markup:
         name = str(column) if tenant is None else f"{column}, tenant {tenant or '-'}"
         heading = element("h3", str(column)) if tenant is None else None
         caption = f"{name}: {comparison.engine}"
-        tables.append(join(heading, table(caption, ["", "A", "B", "change", "relative to A"], map(_row, changes))))
+        tables.append(
+            join(heading, table(caption, ["figure", "A", "B", "change", "relative to A"], map(_row, changes)))
+        )
     return join(*tables) if tables else element("p", "No column is in both.")
 
 

@@ -38,7 +38,7 @@ a{color:var(--good)}
 :focus-visible{outline:2px solid var(--good);outline-offset:2px}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums;margin:.4rem 0 1rem;
 overflow-wrap:normal}
-caption{text-align:left;padding-bottom:.4rem;font-size:.9rem}
+caption{text-align:left;padding-bottom:.4rem;font-size:.9rem;max-width:min(100%,calc(100vw - 2rem))}
 th,td{padding:.22rem .7rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th:first-child{text-align:left;padding-left:0}
 tbody th{font-weight:400;white-space:pre-wrap;min-width:9rem;max-width:22rem;overflow-wrap:anywhere}
@@ -122,7 +122,7 @@ def page(title: str, body: Markup) -> str:
 
 def engine_label(kind: str) -> Markup:
     """*SIMULATED* or *MEASURED*, beside every heading and caption: figures of one are never read as the other's."""
-    return element("span", kind.upper(), class_=f"engine {kind}")
+    return element("span", kind.upper(), class_="engine measured" if kind == "measured" else "engine")
 
 
 def section(key: str, kind: str, title: str, *children: Markup | str | None) -> Markup:

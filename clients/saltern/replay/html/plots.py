@@ -75,7 +75,7 @@ def line_plot(
         top: the highest value of the axis; as the values need by default.
     """
     assert len(lines) <= SERIES_MAX
-    frame = _Frame(380, 190, 62, 370, 12, 162)
+    frame = _Frame(380, 190, 66, 370, 12, 162)
     known = [value for line in lines for value in line.values if value is not None]
     upward = linear(max(known, default=0.0) if top is None else top)
     across = times(step_s * max((len(line.values) for line in lines), default=1), ticks_wanted=5)

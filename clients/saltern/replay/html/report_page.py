@@ -84,7 +84,7 @@ def _verdict(cost: CostResult) -> Markup:
 def _columns(report: ReplayReport) -> Markup:
     rows = [[row.label, *(cell(row.value(one), row.unit) for one in report.columns)] for row in all_rows(report)]
     caption = f"All {report.engine}. A dash is not known or has no meaning there; it is never a zero."
-    return table(caption, ["", *map(column_heading, report.columns)], rows)
+    return table(caption, ["figure", *map(column_heading, report.columns)], rows)
 
 
 def _latency(report: ReplayReport) -> Markup:
@@ -110,7 +110,7 @@ def _latency(report: ReplayReport) -> Markup:
     )
     rows = [[column_heading(one), *(cell(value, Unit.SECONDS) for value in values)] for one, values in found]
     caption = f"Queue, transfer and prefill together, {report.engine}; further to the left is better. Logarithmic axis."
-    figure = behind(plot, caption, ["", *names], rows)
+    figure = behind(plot, caption, ["column", *names], rows)
     return element("div", figure, class_="wide")
 
 
@@ -128,7 +128,7 @@ def _cost(report: ReplayReport) -> Markup:
     ]
     found = table(
         f"Found, {report.engine}: relative cost is (1 + extra cost) / (ratio of completions within the target)",
-        ["", "extra cost of the store", "completions beside no-cache", "relative cost"],
+        ["column", "extra cost of the store", "completions beside no-cache", "relative cost"],
         rows,
     )
     grid = report.costs[-1]

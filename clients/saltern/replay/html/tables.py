@@ -19,9 +19,7 @@ class Shaded:
 Cell = str | Shaded
 
 
-def table(
-    caption: Child, headings: Sequence[str], rows: Iterable[Sequence[Cell]], *, class_: str = "figures"
-) -> Markup:
+def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Cell]], *, class_: str = "figures") -> Markup:
     """Column headings, and rows whose first cell is their heading. Wide ones scroll by themselves."""
     body = [
         element("tr", element("th", _text(first), scope="row"), [_cell(one) for one in others])
@@ -29,7 +27,7 @@ def table(
     ]
     head = element("tr", [element("th", heading, scope="col") for heading in headings])
     whole = element("table", element("caption", caption), element("thead", head), element("tbody", body), class_=class_)
-    return element("div", whole, class_="scroll", tabindex=0)
+    return element("div", whole, class_="scroll", tabindex=0, role="group", aria_label=caption)
 
 
 def pairs(rows: Iterable[tuple[str, Child]]) -> Markup:
@@ -37,7 +35,7 @@ def pairs(rows: Iterable[tuple[str, Child]]) -> Markup:
     return element("dl", [join(element("dt", name), element("dd", value)) for name, value in rows])
 
 
-def behind(plot: Markup, caption: Child, headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Markup:
+def behind(plot: Markup, caption: str, headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Markup:
     """A plot as a figure, with its caption and the figures that it was drawn from."""
     figures = element("details", element("summary", "Figures"), table(caption, headings, rows))
     return element("figure", element("figcaption", caption), plot, figures)
