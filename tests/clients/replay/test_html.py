@@ -11,13 +11,13 @@ import pytest
 from saltern.replay.diff import compare_reports
 from saltern.replay.html import diff_page, report_page
 from saltern.replay.html.markup import Markup, element, join, printable
-from saltern.replay.html.over_time import fewer
+from saltern.replay.html.over_time import drawn_names, held_lines
 from saltern.replay.html.page import style_sheet
 from saltern.replay.html.palette import DARK, DASHES, LIGHT, MARKS, SERIES_MAX
 from saltern.replay.html.plots import Line, Spread, dot_plot, line_plot
 from saltern.replay.html.scales import linear, logarithmic, seconds_label, time_label, times
 from saltern.replay.html.tenants import evictions
-from saltern.replay.results import Column, ColumnResult, EngineKind, ReplayReport, TenantResult
+from saltern.replay.results import Column, ColumnResult, EngineKind, ReplayReport, Series, TenantResult
 from tests.clients.replay.pages import Page, faults_of
 from tests.clients.replay.reports import report
 
@@ -171,11 +171,18 @@ def test_a_target_is_drawn_where_it_is() -> None:
 
 
 def test_many_tenants_are_drawn_as_one() -> None:
-    series = {f"t{number:02}": [number, number] for number in range(20)}
-    found = fewer(series, SERIES_MAX)
-    assert list(found) == ["t15", "t16", "t17", "t18", "t19", "all others (15)"]
-    assert [sum(values) for values in zip(*found.values(), strict=True)] == [sum(range(20))] * 2
-    assert faults_of(report_page(report(tenants=list(series)))) == []
+    one = Series(occupancy_bytes={f"t{number:02}": [number, number] for number in range(20)})
+    other = Series(occupancy_bytes={"t03": [1000]})
+    names = drawn_names([one, other], SERIES_MAX)
+    assert names == ["t03", "t16", "t17", "t18", "t19"], "the same in every column"
+    found = held_lines(one, names)
+    assert [line.name for line in found] == [*names, "all others (15)"]
+    assert [sum(filter(None, values)) for values in zip(*(line.values for line in found), strict=True)] == [
+        sum(range(20))
+    ] * 2
+    assert [list(line.values) for line in held_lines(other, names)] == [[1000], [], [], [], []]
+    assert drawn_names([other], SERIES_MAX) == ["t03"]
+    assert faults_of(report_page(report(tenants=list(one.occupancy_bytes)))) == []
 
 
 def test_who_evicted_whom_keeps_every_eviction() -> None:

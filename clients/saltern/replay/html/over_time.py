@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
@@ -44,6 +44,7 @@ def over_time(report: ReplayReport) -> Markup:
     results = [result for result in report.columns if result.column is not Column.NO_CACHE and result.series.bin_s > 0]
     if not results:
         return element("p", "No column with nodes was run.")
+    names = drawn_names((result.series for result in results), SERIES_MAX)
     capacity = cell(report.setup.capacity_bytes, Unit.BYTES)
     views = (
         _View(
@@ -68,7 +69,7 @@ def over_time(report: ReplayReport) -> Markup:
             "Memory, by tenant",
             f"Bytes that each tenant holds on all nodes together, which have {capacity}.",
             "bytes held by each tenant over time",
-            _held,
+            lambda series: held_lines(series, names),
             size_labels(""),
         ),
     )
@@ -118,18 +119,27 @@ def _moved(series: Series) -> list[Line]:
     ]
 
 
-def _held(series: Series) -> list[Line]:
-    return [Line(name or "-", values) for name, values in fewer(series.occupancy_bytes, SERIES_MAX).items()]
+def drawn_names(every: Iterable[Series], most: int) -> list[str]:
+    """Tenants that are drawn by name: all of them, or those that held most, with one place left for the others.
+
+    One choice for all columns, so that a tenant has the same line in each.
+    """
+    held: dict[str, int] = {}
+    for series in every:
+        for name, values in series.occupancy_bytes.items():
+            held[name] = held.get(name, 0) + sum(values)
+    ranked = sorted(held, key=lambda name: (-held[name], name))
+    return sorted(ranked if len(ranked) <= most else ranked[: most - 1])
 
 
-def fewer(series: Mapping[str, Sequence[int]], most: int) -> dict[str, list[float]]:
-    """At most ``most`` of them: those with the largest sums by name, and the sum of all others."""
-    ranked = sorted(series, key=lambda name: (-sum(series[name]), name))
-    kept = ranked if len(ranked) <= most else ranked[: most - 1]
-    others = [series[name] for name in ranked[len(kept) :]]
-    found = {name: [float(value) for value in series[name]] for name in sorted(kept)}
+def held_lines(series: Series, names: Sequence[str]) -> list[Line]:
+    """What each of ``names`` held, and the sum of all others."""
+    held = series.occupancy_bytes
+    found = [Line(name or "-", held.get(name, [])) for name in names]
+    others = [values for name, values in held.items() if name not in names]
     if others:
-        found[OTHERS.format(len(others))] = [float(sum(values)) for values in zip_longest(*others, fillvalue=0)]
+        sums = [sum(values) for values in zip_longest(*others, fillvalue=0)]
+        found.append(Line(OTHERS.format(len(others)), sums))
     return found
 
 
