@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import psycopg.sql
 import pytest
 import structlog
@@ -18,6 +19,10 @@ from sqlalchemy import URL
 
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
 from controlplane.postgres.roles import ensure_database
+
+# How fast examples are made says something about the machine and what runs beside, nothing about the code.
+hypothesis.settings.register_profile("saltern", suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("saltern")
 
 # A shell that starts pytest in the background has SIGINT ignored, and the processes that tests interrupt would inherit
 # that.

@@ -13,6 +13,7 @@ import mmap
 import os
 import select
 import socket
+import weakref
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
@@ -31,20 +32,18 @@ class Drain:
     Takes over the socket, already shut down for reading and never for writing: only then is a hang-up the peer's.
     """
 
-    __slots__ = ("_poll", "_socket")
+    __slots__ = ("__weakref__", "_poll")
 
     def __init__(self, drained: socket.socket) -> None:
-        self._socket = drained
         self._poll = select.poll()
         self._poll.register(drained, 0)  # POLLHUP is always reported
+        # Not ``__del__``: of objects that go as a cycle the socket could be the first, and complain.
+        weakref.finalize(self, drained.close).atexit = False
 
     @property
     def has_ended(self) -> bool:
         """Whether the peer has closed its end, and with it everything that it had of ours."""
         return bool(self._poll.poll(0))
-
-    def __del__(self) -> None:
-        self._socket.close()
 
 
 class RegisteredBuffer:

@@ -6,6 +6,8 @@ import fcntl
 import gc
 import os
 import signal
+import socket
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from saltern.client import Client
 from saltern.errors import InvalidArgumentError
 from saltern.results import Hit, Pong, Stored
-from saltern.transport.memory import RegisteredBuffer, address_of
+from saltern.transport.memory import Drain, RegisteredBuffer, address_of
 from saltern.transport.registry import BufferRegistry
 from saltern.transport.session import Session
 from saltern.transport.slots import split_frames
@@ -56,7 +58,7 @@ def test_views_are_found_by_address_whatever_they_were_made_from() -> None:
         registry.add(two)
         outside, read_only = memoryview(bytearray(10)), memoryview(b"abc")
         inside = memoryview(one[100:180].cast("Q")[1:].cast("B"))
-        places = registry.locate([inside, two[8191:], outside, read_only, None, one.view])
+        places = registry.locate([inside, two[8191:], outside, read_only, None, one.view], takes_dmabuf=False)
         assert places == [(one, 108), (two, 8191), None, None, None, (one, 0)]
         del inside
 
@@ -69,7 +71,7 @@ def test_a_closed_buffer_is_found_no_more_and_its_views_stay_good() -> None:
     buffer.close()
     buffer.close()
     view[:] = b"0123456789"
-    assert registry.locate([view]) == [None]
+    assert registry.locate([view], takes_dmabuf=False) == [None]
     assert address_of(view)
     assert "closed" in repr(buffer)
 
@@ -85,6 +87,18 @@ def test_a_buffer_that_nobody_holds_goes_away() -> None:
         del buffer
         gc.collect()
         assert open_descriptors() <= before + 2
+
+
+def test_i7_a_drain_lets_go_of_its_socket_also_when_it_goes_as_part_of_a_cycle() -> None:
+    here, there = socket.socketpair()
+    with there:
+        cycle: list[object] = [here]
+        cycle += [Drain(here), cycle]
+        del cycle, here
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ResourceWarning)
+            gc.collect()
+        assert there.recv(1) == b""
 
 
 def test_i8_nothing_is_left_after_200_sessions() -> None:
