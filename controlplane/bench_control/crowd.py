@@ -64,6 +64,7 @@ def change_anything(stack: BenchStack) -> int:
     The control plane itself says of each change whom it concerns; so do only those of earlier versions.
     """
     with psycopg.connect(stack.database_url) as connection:
+        connection.execute("SELECT set_config(%s, %s, true)", (TENANT_SETTING, EVERY_TENANT))
         row = connection.execute(_BUMP).fetchone()
         assert row is not None
         connection.execute("SELECT pg_notify(%s, %s)", (POLICY_CHANNEL, str(row[0])))
