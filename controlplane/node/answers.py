@@ -100,7 +100,7 @@ class AnswerBook:
                 except AbortedError as error:
                     refused[answer] = error
                     continue
-                row.applied_version = answer.applied_version
+                registry.go_by(row, answer.applied_version)
                 has_settled |= registry.settle(row, answer.settled_version)
         await self._feed.answered()
         if has_settled:

@@ -110,6 +110,14 @@ def renew_lease(row: models.Node, now: datetime, duration: timedelta, version: i
     store_terms(row, lease_terms.renewed(terms_of(row), to_ms(now), duration // _MS, version))
 
 
+def go_by(row: models.Node, version: int) -> None:
+    """Note the policy that the registered process says it goes by.
+
+    It never goes back to an earlier one: what says so was sent before, and has been overtaken by a later answer.
+    """
+    row.applied_version = max(row.applied_version, version)
+
+
 def settle(row: models.Node, version: int) -> bool:
     """Note what the node has settled; return whether that is news, so that others may be given something."""
     before = row.settled_version

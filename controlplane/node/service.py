@@ -148,7 +148,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         async with self._database.transaction() as session:
             row = await registry.require_current(session, node, request.fencing_epoch, lock=True)
             row.last_report_time = now
-            row.applied_version = request.applied_version
+            registry.go_by(row, request.applied_version)
             has_settled = registry.settle(row, request.settled_version)
             newest_version = await read_version(session)
             registry.renew_lease(row, now, self._keeper.lease_duration, newest_version)

@@ -23,8 +23,8 @@ class Follower:
 
     def __init__(self, call: Any, node_id: str, fencing_epoch: int) -> None:
         self._call = call
-        self._node_id = node_id
-        self._fencing_epoch = fencing_epoch
+        self.node_id = node_id
+        self.fencing_epoch = fencing_epoch
         self.policy = node_pb2.PolicySnapshot()
         self.pushes: list[str] = []
 
@@ -47,8 +47,8 @@ class Follower:
         version = self.policy.version if applied_version is None else applied_version
         await self._call.write(
             node_pb2.StreamPolicyRequest(
-                node_id=self._node_id,
-                fencing_epoch=self._fencing_epoch,
+                node_id=self.node_id,
+                fencing_epoch=self.fencing_epoch,
                 applied_version=version,
                 settled_version=version,
                 error_message=error_message,

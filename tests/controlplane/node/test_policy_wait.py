@@ -14,6 +14,7 @@ from controlplane.admin.policy import TENANT_WAITS_MAX
 from controlplane.db import ServiceScope, ServiceTask, models
 from saltern.admin.v1 import credentials_pb2, policy_pb2, tenants_pb2
 from saltern.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
+from saltern.node.v1 import node_pb2
 from saltern.policy_version import read_policy_version
 from tests.support.control import Control, refused
 from tests.support.follower import Metadata, following
@@ -127,6 +128,23 @@ async def test_a_refusal_is_no_acknowledgement(control: Control, as_node: Metada
         await one.next()
         await one.answer()
         assert (await waiting(control, as_admin, token)).acknowledged_nodes == 1
+
+
+async def test_a_report_from_before_an_answer_takes_nothing_back(
+    control: Control, as_node: Metadata, as_admin: Metadata
+) -> None:
+    """Reports and answers come on different streams: a report may be stored after an answer that it knew nothing of."""
+    await control.add_tenant("acme")
+    async with following(control, as_node) as one:
+        before = one.policy.version
+        token = await token_of(suspend(control, as_admin))
+        await one.follow(token)
+        await waiting(control, as_admin, token)
+        overtaken = node_pb2.ReportUsageRequest(
+            node_id=one.node_id, fencing_epoch=one.fencing_epoch, applied_version=before, settled_version=before
+        )
+        await control.node.ReportUsage(overtaken, metadata=as_node)
+        assert (await waiting(control, as_admin, token, timeout_s=0)).acknowledged_nodes == 1
 
 
 @pytest.mark.parametrize(
