@@ -12,7 +12,10 @@ _AUDIT: Final = "tests/controlplane/audit"
 BILLS: Final = (
     Mutation(
         "a bill made larger or smaller",
-        (Edit("controlplane/core/metering.py", "if sequence <= process.sequence:", "if False:"),),
+        (
+            Edit("controlplane/core/metering.py", "if sequence <= process.sequence:", "if False:"),
+            Edit("controlplane/metering/intake.py", "if report.sequence <= row.sequence:", "if False:"),
+        ),
         ("tests/controlplane/metering/test_metering_store.py::test_i8_reports_that_come_late_twice_or_not_at_all",),
     ),
     Mutation(
@@ -197,6 +200,7 @@ AUDIT: Final = (
                 'return _SECRET_BEGINNING.sub("<secret>", text)',
                 "return text",
             ),
+            Edit("clients/saltern/errors.py", "self.message = without_secrets(message)", "self.message = message"),
         ),
         (f"{_AUDIT}/test_canaries.py::test_i11_no_secret_is_in_any_export_log_or_error",),
     ),
