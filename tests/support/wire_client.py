@@ -30,6 +30,17 @@ def key(number: int) -> bytes:
     return number.to_bytes(32, "little")
 
 
+def ends_unheard(sock: socket.socket) -> bool:
+    """Whether the other side closes ``sock`` without another byte; waits for it.
+
+    A peer that closes with bytes of ours still unread resets the connection (RFC 1122, 4.2.2.13): an end too.
+    """
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
 class WireClient:
     """One connection. Every receive fails after 20 s instead of hanging."""
 
@@ -80,10 +91,7 @@ class WireClient:
 
     def is_closed(self) -> bool:
         """Whether the node has closed the connection; waits for it."""
-        try:
-            return self.sock.recv(1) == b""
-        except ConnectionResetError:
-            return True
+        return ends_unheard(self.sock)
 
     def hello(self, token: str, namespace: str = "chat", epoch: int = 1, group: str = "") -> wire.HelloReply:
         self.send(Opcode.HELLO, wire.Hello(token, namespace, epoch, group=group))
