@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 
 from dataplane.core.eviction import Eviction
 from dataplane.core.reservations import Reservations
-from dataplane.replay.arrivals import Arrivals
 from dataplane.replay.fleet import ClientPlacement, Fleet, Locator, SoleNode
 from dataplane.replay.keys import BlockKeys
 from dataplane.replay.node import CacheNode
@@ -18,6 +17,7 @@ from dataplane.replay.quotas import Room, partitions_of, policy_of, shared_quota
 from dataplane.replay.simulation import Simulation
 from saltern.errors import SalternError
 from saltern.names import TenantId
+from saltern.replay.arrivals import Arrivals
 from saltern.replay.collector import Collector, Evictions
 from saltern.replay.engines import Progress
 from saltern.replay.prefill import STATEMENT

@@ -19,15 +19,15 @@ from heapq import heappop, heappush
 from typing import Final
 
 from dataplane.core.partition import Partition
-from dataplane.replay.arrivals import Arrivals
 from dataplane.replay.fleet import Fleet, Located, Prompt
 from dataplane.replay.keys import BlockKeys
 from dataplane.replay.node import CacheNode
-from dataplane.replay.workers import Worker, Workers
 from saltern.keys import BlockKey
+from saltern.replay.arrivals import Arrivals
 from saltern.replay.collector import Collector, Served
 from saltern.replay.prefill import TimeModel
 from saltern.replay.setup import ReplaySetup, Use
+from saltern.replay.workers import Worker, Workers
 from saltern.traces.request import TraceRequest
 
 _NS_PER_S: Final = 1_000_000_000

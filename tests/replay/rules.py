@@ -14,12 +14,12 @@ from typing import Final
 
 from dataplane.core.eviction import Eviction
 from dataplane.core.reservations import Reservations
-from dataplane.replay.arrivals import Arrivals
 from dataplane.replay.fleet import ClientPlacement, Fleet, Located, Locator, Prompt
 from dataplane.replay.keys import BlockKeys
 from dataplane.replay.node import CacheNode
 from dataplane.replay.quotas import partitions_of, policy_of
 from dataplane.replay.simulation import Simulation
+from saltern.replay.arrivals import Arrivals
 from saltern.replay.collector import Collector
 from saltern.replay.profiles import HardwareProfile, ModelProfile
 from saltern.replay.results import Column
