@@ -29,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.vllm.bound import bound
 from tests.vllm.stack import MIB, Stack, clean_environment, running_stack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,7 +136,7 @@ def bench_tokens(stack: Stack, rounds: int) -> dict[str, Any]:
 
 def _engine_run(name: str, extra_config: dict[str, Any]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tests.vllm.bench", "--engine", name, "--folder", folder]
+        command = bound([sys.executable, "-m", "tests.vllm.bench", "--engine", name, "--folder", folder])
         environment = clean_environment({"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": folder})
         run = subprocess.run(
             command,

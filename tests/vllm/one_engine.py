@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.vllm.bound import bound
+
 ROOT = Path(__file__).resolve().parents[2]
 #: All of an engine's life, import included, on a machine that is busy.
 LIFE_S = 500.0
@@ -43,7 +45,7 @@ def run_engine(
     """
     orders = {"model": model, "connector": connector, "engine": engine, "prompts": prompts}
     run = subprocess.run(
-        [sys.executable, "-m", "tests.vllm.one_engine"],
+        bound([sys.executable, "-m", "tests.vllm.one_engine"]),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
         input=json.dumps(orders),

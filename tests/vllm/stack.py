@@ -1,7 +1,8 @@
 """The stack that engines under test use: Postgres, control plane and one node, processes of the main environment.
 
 vLLM's environment holds the client alone, as an inference server's does. The node is this module's own child, so that a
-test can kill it, pause it and start it again at the same address.
+test can kill it, pause it and start it again at the same address. What is started here ends with this process, however
+that ends, and takes its data along.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ class CacheNode:
             *("--shm-path", str(self.shm_path), "--state-dir", str(self._folder / self.name)),
             *("--ready-file", str(self._ready_file)),
         ]
-        self._process = _start(arguments, self._folder / f"{self.name}.log")
+        state_dir = self._folder / self.name
+        state_dir.mkdir(mode=0o700, exist_ok=True)
+        self._process = _start(arguments, state_dir, self._folder / f"{self.name}.log")
         self._wait_ready()
 
     def _wait_ready(self) -> None:
@@ -150,8 +153,9 @@ class Stack:
     def __init__(self, folder: Path, resources: ExitStack, *, has_door: bool) -> None:
         self.folder = folder
         data_dir = folder / "data"
-        up = _start(["up", "--data-dir", str(data_dir), "--nodes", "0", "--ports", "auto"], folder / "up.log")
+        up = _start(["up", "--data-dir", str(data_dir), "--nodes", "0", "--ports", "auto"], folder, folder / "up.log")
         resources.callback(_end, up)
+        self._up = up
         run_file = data_dir / "run.json"
 
         def is_ready() -> bool:
@@ -167,6 +171,11 @@ class Stack:
         self.node = CacheNode(folder, self.control, self._write_key("node-1", request), "node-1", has_door=has_door)
         resources.callback(self.node.close)
         self.node.start()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that were started here."""
+        return [self._up.pid, self.node.pid]
 
     def add_tenant(
         self,
@@ -250,10 +259,11 @@ def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("SALTERN_")} | dict(more or {})
 
 
-def _start(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+def _start(arguments: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Run ``saltern ARGUMENTS`` for as long as this process lives; if that is killed, ``folder`` goes too."""
     with log.open("ab") as file:
         return subprocess.Popen(
-            [STACK_PYTHON, "-m", "saltern", *arguments],
+            [STACK_PYTHON, "-P", "-m", "saltern.demo.bound_child", str(os.getpid()), str(folder), *arguments],
             cwd=ROOT,
             env=clean_environment(),
             stdin=subprocess.DEVNULL,

@@ -25,6 +25,7 @@ from saltern.exchange import exchange_api_key
 from saltern.grant import Grant, SaltScopeChoice
 from saltern.names import NamespaceId
 from saltern.vllm.cache_salts import cache_salts
+from tests.vllm.bound import bound
 from tests.vllm.deployment import PATIENT
 from tests.vllm.engine import BLOCK_TOKENS, prompt
 from tests.vllm.models import model_path
@@ -81,7 +82,7 @@ class Server:
         }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments],
+                bound([sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]),
                 cwd=ROOT,
                 env=clean_environment(environment),
                 stdin=subprocess.DEVNULL,
