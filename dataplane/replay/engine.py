@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,47 +12,24 @@ from dataplane.core.reservations import Reservations
 from dataplane.replay.fleet import ClientPlacement, Fleet, Locator, SoleNode
 from dataplane.replay.keys import BlockKeys
 from dataplane.replay.node import CacheNode
-from dataplane.replay.quotas import Room, partitions_of, policy_of, shared_quotas, tenant_name, wall_quotas
+from dataplane.replay.quotas import partitions_of, policy_of, quotas_of
 from dataplane.replay.simulation import Simulation
-from saltern.errors import SalternError
 from saltern.names import TenantId
 from saltern.replay.arrivals import Arrivals
 from saltern.replay.collector import Collector, Evictions
 from saltern.replay.engines import Progress
+from saltern.replay.naming import node_id, tenant_name
 from saltern.replay.prefill import STATEMENT
 from saltern.replay.results import Column, ColumnResult, EngineKind
+from saltern.replay.room import Room, Share
 from saltern.replay.setup import ReplaySetup, Restart, Use
+from saltern.replay.survey import Survey, loss_after, lost_node, survey
 from saltern.traces.request import Trace
-from tenants.quota import TierQuota
 
 _V = TypeVar("_V")
 #: Between two columns over the same nodes.
 _PAUSE_NS: Final = 1_000_000_000
 LocatorMaker = Callable[[Sequence[CacheNode], int], Locator]
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What must be known of a trace before it is served."""
-
-    requests: int
-    recorded_s: float
-    tenants: tuple[str, ...]
-
-
-def survey(trace: Trace) -> Survey:
-    """Read a trace once; a damaged one up to the damage."""
-    requests, first_s, last_s = 0, 0.0, 0.0
-    tenants = dict.fromkeys(trace.tenants)
-    try:
-        for request in trace:
-            first_s = request.arrival_s if not requests else first_s
-            last_s = request.arrival_s
-            requests += 1
-            tenants.setdefault(request.tenant)
-    except SalternError:
-        pass  # serving finds it again, after what comes before
-    return Survey(requests, last_s - first_s, tuple(tenants))
 
 
 def client_placement(nodes: Sequence[CacheNode], block_tokens: int) -> Locator:
@@ -109,7 +85,7 @@ class SimulatedEngine:
                 yield from run.serve(column, None, 1)
             elif column in (Column.COLD, Column.WARM):
                 if walls is None:
-                    walls = run.fleet(wall_quotas(setup, found.tenants, room), Reservations.STRICT)
+                    walls = run.fleet(room.walls(setup, found.tenants), Reservations.STRICT)
                     if column is Column.WARM:
                         yield from run.discard(run.serve(Column.COLD, walls, clock_ns))
                         clock_ns = run.ended_ns + _PAUSE_NS
@@ -118,7 +94,7 @@ class SimulatedEngine:
                 clock_ns = run.ended_ns + _PAUSE_NS
             else:
                 yield from run.serve(
-                    column, run.fleet(shared_quotas(setup, found.tenants, room), Reservations(setup.reservations)), 1
+                    column, run.fleet(room.shared(setup, found.tenants), Reservations(setup.reservations)), 1
                 )
 
 
@@ -139,12 +115,12 @@ class _Run:
     keys: BlockKeys = field(default_factory=BlockKeys)
     ended_ns: int = 1
 
-    def fleet(self, quotas: Mapping[str, TierQuota], reservations: Reservations) -> Fleet:
+    def fleet(self, shares: Mapping[str, Share], reservations: Reservations) -> Fleet:
         """Empty nodes under these quotas, each of which has the same part of each."""
-        policy = policy_of(quotas)
+        policy = policy_of(quotas_of(shares))
         nodes = [
             CacheNode(
-                f"node-{number}",
+                node_id(number),
                 self.room.node_blocks,
                 policy,
                 eviction=Eviction(self.setup.eviction),
@@ -217,7 +193,7 @@ def failures_of(
     column: Column, setup: ReplaySetup, found: Survey, fleet: Fleet
 ) -> list[tuple[int, Callable[[float], None]]]:
     """(requests that have arrived before, what happens then at a time in seconds)."""
-    at = int(found.requests * setup.loss_at)
+    at = loss_after(setup, found)
     if column is Column.AFTER_RESTART:
         keeps = setup.restart is Restart.KEPT
         return [(at, lambda now_s: fleet.restart(now_s + setup.restart_s, keeps=keeps))]
@@ -225,8 +201,3 @@ def failures_of(
         lost = lost_node(setup)
         return [(at, lambda _: fleet.lose(lost))]
     return []
-
-
-def lost_node(setup: ReplaySetup) -> int:
-    """Number of the node that is lost, drawn from the seed."""
-    return random.Random(setup.seed).randrange(setup.nodes)  # noqa: S311 - which node, not a secret

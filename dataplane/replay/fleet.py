@@ -12,10 +12,11 @@ from dataplane.replay.node import CacheNode, Counts
 from saltern.chain_plan import Sighting, Source, copies_wanted, plan_reads, plan_writes
 from saltern.errors import UnavailableError
 from saltern.grant import NodeEndpoint
-from saltern.keys import BlockHash, BlockKey
+from saltern.keys import BlockKey
 from saltern.names import TenantId
 from saltern.placement import Pair, Placement, ReadLoad
 from saltern.replay.collector import Evictions
+from saltern.replay.naming import block_hash
 from saltern.replay.results import NodeResult
 
 _EPOCH: Final = 1
@@ -135,7 +136,7 @@ class ClientPlacement:
         if pair is None:
             if len(self._pairs) > _PAIRS_MAX:
                 self._pairs.clear()
-            pair = placement.pair_of(placement.anchor_of([BlockHash(number.to_bytes(8, "big")) for number in ids]))
+            pair = placement.pair_of(placement.anchor_of(list(map(block_hash, ids))))
             self._pairs[prompt.partition, anchor] = pair
         return pair
 
