@@ -210,25 +210,31 @@ async def test_i11_a_trail_verifies_with_nothing_but_files(trail: Command) -> No
     await trail.run(*verification(trail, "short.jsonl", "rest.jsonl"))
 
 
-async def test_i11_a_database_owner_who_writes_the_whole_chain_anew_is_found(command: Command) -> None:
+async def test_i11_a_database_owner_who_writes_the_whole_chain_anew_is_found(postgres: Any, tmp_path: Path) -> None:
     """Whoever owns the database can make a chain in which every link fits; not the signature over it."""
-    control = command.control
-    await control.add_tenant("acme", "a", "b")
-    pem, _ = await command.run("public-key")
-    (command.folder / "audit.pem").write_bytes(pem)
-    await control.plane.drain()
-    sink = control.state_dir / "audit-checkpoints"
-    assert sink.is_dir()
-    url = control.owner_url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(url) as connection:
-        connection.execute("ALTER TABLE audit_events DISABLE TRIGGER ALL")
-        connection.execute("SELECT set_config('saltern.tenant', '*', true)")
-        # As long as the true one, so that nothing but what was signed tells them apart.
-        events = connection.execute("DELETE FROM audit_events WHERE chain = 'acme'").rowcount
-    store(control.owner_url, chain_of(events))
-    (command.folder / "acme.jsonl").write_bytes(whole(events))
-    trail = verification(command, "acme.jsonl")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    with postgres.fresh_database(migrate) as urls:
+        async with control_plane(urls, tmp_path) as control:
+            admin_key = await control.redeem()
+            await control.add_tenant("acme", "a", "b")
+            pem, _ = await Command(control, folder).run("public-key")
+        (folder / "audit.pem").write_bytes(pem)
+        url = urls.owner.set(drivername="postgresql").render_as_string(hide_password=False)
+        with psycopg.connect(url) as connection:
+            connection.execute("ALTER TABLE audit_events DISABLE TRIGGER ALL")
+            connection.execute("SELECT set_config('saltern.tenant', '*', true)")
+            # As long as the true one, so that nothing but what was signed tells them apart.
+            events = connection.execute("DELETE FROM audit_events WHERE chain = 'acme'").rowcount
+        store(urls.owner, chain_of(events))
+        async with control_plane(urls, tmp_path) as control:
+            control.admin_key = admin_key
+            await Command(control, folder).export("--output", "acme.jsonl")
+    assert (folder / "acme.jsonl").read_bytes() == whole(events)
+    trail = Command(control, folder)
 
-    out, _ = await command.run(*trail, code=EXIT_NOT_VERIFIED)
+    out, _ = await trail.run(*verification(trail, "acme.jsonl", "--output", "json"), code=EXIT_NOT_VERIFIED)
 
-    assert b"NOT INTACT" in out
+    report = json.loads(out)
+    assert (report["checkpoints"], report["signedSequence"]) == (1, 0)
+    assert [(one["kind"], one["sequence"]) for one in report["findings"]] == [("rewritten", events)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,6 +27,7 @@ from tests.support.scopes import EveryTenant, connect_to_all
 
 DEADLINE_S = 60
 AUDIT_CHAIN, SALTS = 1, 6
+PERIOD = timedelta(hours=1)
 #: Statements at which the rotation is held and its process killed: the first after the new root is in the
 #: transaction, and the last before the commit.
 HELD = {
@@ -52,8 +54,10 @@ async def make_due(database: EveryTenant) -> None:
     async with database.transaction() as session:
         await session.execute(
             text(
-                "UPDATE salt_policies SET rotation_period_s = 3600, next_rotation_time = now() WHERE tenant_id = 'acme'"
-            )
+                "UPDATE salt_policies SET rotation_period_s = :period_s, next_rotation_time = now()"
+                " WHERE tenant_id = 'acme'"
+            ),
+            {"period_s": PERIOD.total_seconds()},
         )
 
 
@@ -127,7 +131,10 @@ async def test_i11_i12_a_scheduled_rotation_that_was_cut_off_happens_once_and_wh
             last = await session.scalar(
                 select(func.max(models.AuditEvent.policy_version)).where(models.AuditEvent.chain == "acme")
             )
+            policy = await session.get_one(models.SaltPolicy, "acme")
+            begun = await session.scalar(select(func.max(models.SaltEpoch.create_time)))
         assert version == last, "nodes hear of the rotation"
+        assert policy.next_rotation_time == begun + PERIOD, "once: it is not due again with the next look"
 
 
 async def test_i12_a_rotation_that_was_asked_for_and_cut_off_is_repeated_by_its_request_id(

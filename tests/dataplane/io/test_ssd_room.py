@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 from saltern.names import TenantId
 from tenants.quota import TierQuota
 from tests.support.cache_node import key_of
 from tests.support.ssd_lives import DRAM, Start, fill, on_ssd, value_of
-from tests.support.ssd_node import KIB, MIB, policy_of
+from tests.support.ssd_node import KIB, MIB, FaultyFiles, policy_of
 
 
 def test_i4_dead_bytes_count_and_the_limit_holds_on_disk(start: Start) -> None:
@@ -22,6 +26,26 @@ def test_i4_dead_bytes_count_and_the_limit_holds_on_disk(start: Start) -> None:
     node.workers.drain()
     node.check_files()
     assert node.tier.tenants[TenantId("a")].counters.evictions > 50
+
+
+class Held(FaultyFiles):
+    """A folder out of which no file can be removed."""
+
+    def unlink(self, path: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def test_i4_what_could_not_be_removed_yet_counts_and_nothing_is_written_past_the_limit(start: Start) -> None:
+    node = start(limit=400 * KIB, files=Held())
+    partition = node.partition("a")
+    for number in range(100):
+        assert node.put(partition, key_of(number), value_of(number)) == ""
+        node.workers.drain()
+        node.check()
+        assert node.file_bytes("a") <= node.used_bytes("a") <= 400 * KIB
+    owner = node.tier.tenants[TenantId("a")]
+    assert owner.leaving_bytes > 0 and node.used_bytes("a") > 300 * KIB, "full of what is to go"
+    assert node.tier.is_writable
 
 
 def test_a_reclaim_goes_from_the_oldest_and_keeps_what_is_hot(start: Start) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
+import sysconfig
 import tempfile
+import venv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -38,20 +39,24 @@ class Outcome(Enum):
 
 
 class Copy:
-    """The checkout at ``root``, whose packages are imported instead of the installed ones."""
+    """The checkout at ``root``, whose packages are imported instead of the installed ones.
+
+    An interpreter of its own sees to that, and not the environment: tests start processes with an environment that they
+    make up, and a process that imports what is installed would be one in which nothing is broken.
+    """
 
     def __init__(self, root: Path, scratch: Path) -> None:
         self._root = root
         self._report = scratch / "report.xml"
-        path = os.pathsep.join((str(root), str(root / "clients")))
-        self._environment = {**os.environ, "PYTHONPATH": path}
+        self._executable = _interpreter(scratch / "interpreter", (root, root / "clients"))
+        self._environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         # Byte code is compared with its source by whole seconds and length: each edit gets a second of its own.
         self._seconds = count(2_000_000_000)
 
     def require_own_packages(self) -> None:
         """Raises AssertionError unless a process in the copy imports every package from it."""
-        code = f"import {', '.join(PACKAGES)}\nfor package in ({', '.join(PACKAGES)}): print(package.__path__[0])"
-        shown = self._python("-c", code).stdout.split()
+        code = f"import {', '.join(PACKAGES)}\nfor package in ({', '.join(PACKAGES)}): print(*package.__path__)"
+        shown = set(self._python("-c", code).stdout.split())
         assert len(shown) == len(PACKAGES) and all(Path(path).is_relative_to(self._root) for path in shown), shown
 
     @contextmanager
@@ -80,8 +85,7 @@ class Copy:
         suite = ElementTree.parse(self._report).getroot().find("testsuite")
         assert suite is not None
         number = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
-        first = next((found for kind in ("failure", "error") for found in suite.iter(kind)), None)
-        detail = "" if first is None else " ".join(first.get("message", "").split())[:_DETAIL_MAX_CHARS]
+        detail = _first_fault(suite)
         if number["failures"]:
             return Outcome.RED, detail
         if number["errors"]:
@@ -95,7 +99,7 @@ class Copy:
 
     def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *arguments],
+            [str(self._executable), *arguments],
             cwd=self._root,
             env=self._environment,
             capture_output=True,
@@ -103,6 +107,26 @@ class Copy:
             timeout=_TIME_LIMIT_S,
             check=False,
         )
+
+
+def _first_fault(suite: ElementTree.Element) -> str:
+    """Which test failed first, or could not begin, and how its message begins; empty for none."""
+    for kind in ("failure", "error"):
+        for case in suite.iter("testcase"):
+            fault = case.find(kind)
+            if fault is not None:
+                message = " ".join(fault.get("message", "").split())
+                return f"{case.get('name', '')}: {message[:_DETAIL_MAX_CHARS]}"
+    return ""
+
+
+def _interpreter(folder: Path, packages: Sequence[Path]) -> Path:
+    """Make one that finds ``packages`` first and then what is installed here, but for what points to a checkout."""
+    venv.EnvBuilder(symlinks=True).create(folder)
+    own = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
+    installed = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
+    (own / "copied.pth").write_text("".join(f"{path}\n" for path in (*packages, *installed)))
+    return folder / "bin" / "python"
 
 
 @contextmanager
