@@ -20,6 +20,7 @@ _GRANTS: dict[str, str] = {
     "request_log": _READ_WRITE,
     "signing_keys": _READ_WRITE,
     "token_revocations": _READ_WRITE,
+    "console_sessions": _READ_WRITE,
     "nodes": _READ_WRITE,
     "node_usage": _READ_WRITE,
     "node_tier_usage": _READ_WRITE,

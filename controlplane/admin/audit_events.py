@@ -9,25 +9,36 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import exists, select
+from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from controlplane.admin.fields import parse_integer, parse_page_size, parse_parent, parse_timestamp, to_timestamp
+from controlplane.admin.fields import (
+    parse_integer,
+    parse_page_size,
+    parse_parent,
+    parse_text,
+    parse_timestamp,
+    to_timestamp,
+)
 from controlplane.admin.pages import cut_page, decode_sequence_token, encode_page_token
 from controlplane.admin.resources import to_audit_event
 from controlplane.admin.service import AdminServicer, Change, absent, load_tenant, method, streaming_method
 from controlplane.audit.checkpoint_keys import rotate_checkpoint_key
 from controlplane.audit.stretches import PAGE_EVENTS, Stretch, find_stretch, read_events
 from controlplane.caller import Caller, authorise, current_caller
-from controlplane.db.models import PLATFORM_CHAIN, AuditCheckpointKey, AuditEvent, Tenant
+from controlplane.db.models import PLATFORM_CHAIN, AuditCheckpointKey, AuditEvent, AuditOutcome, Tenant
 from controlplane.rpc import Context
 from saltern.admin.v1 import audit_pb2, audit_pb2_grpc
 from saltern.audit.lines import ExportedEvent, encode_events
+from saltern.errors import InvalidArgumentError
 from saltern.names import TenantId, tenant_name
 from tenants.roles import Permission
 
 CHECKPOINT_KEYS: Final = "checkpointKeys"
+#: Events that one page of a filtered list looks at: what is rare must not run past the limit of a statement.
+LOOKED_AT_MAX: Final = 50_000
 _SEQUENCE_MAX: Final = 2**63 - 2
+_FILTER_MAX_CHARS: Final = 256
 
 
 class AuditService(AdminServicer, audit_pb2_grpc.AuditServiceServicer):
@@ -42,20 +53,24 @@ class AuditService(AdminServicer, audit_pb2_grpc.AuditServiceServicer):
         collection = f"{request.parent}/auditEvents"
         page_size = parse_page_size(request.page_size)
         below = decode_sequence_token(request.page_token, collection)
+        wanted = _conditions(request)
+        since, until = _times(request)
         async with self._database.transaction() as session:
-            from_sequence = await _first_readable(session, tenant, caller) if tenant else 1
+            first = await _first_readable(session, tenant, caller) if tenant else 1
+            stretch = await find_stretch(session, tenant or PLATFORM_CHAIN, first, since=since, until=until)
+            last = stretch.last if below is None else min(stretch.last, below - 1)
+            lowest = max(stretch.first, last + 1 - LOOKED_AT_MAX) if wanted else stretch.first
             statement = (
                 select(AuditEvent)
-                .where(AuditEvent.chain == (tenant or PLATFORM_CHAIN), AuditEvent.sequence >= from_sequence)
+                .where(AuditEvent.chain == stretch.chain, AuditEvent.sequence.between(lowest, last), *wanted)
                 .order_by(AuditEvent.sequence.desc())
                 .limit(page_size + 1)
             )
-            if below is not None:
-                statement = statement.where(AuditEvent.sequence < below)
-            rows, last = cut_page((await session.scalars(statement)).all(), page_size)
+            rows, more = cut_page((await session.scalars(statement)).all(), page_size)
+        next_below = more.sequence if more else lowest if lowest > stretch.first else 0
         return audit_pb2.ListAuditEventsResponse(
             audit_events=map(to_audit_event, rows),
-            next_page_token=encode_page_token(collection, last.sequence) if last else "",
+            next_page_token=encode_page_token(collection, next_below) if next_below else "",
         )
 
     @streaming_method
@@ -65,10 +80,7 @@ class AuditService(AdminServicer, audit_pb2_grpc.AuditServiceServicer):
         tenant = parse_parent(request.parent)
         caller = authorise(Permission.AUDIT_READ, tenant)
         after = parse_integer(request.after_sequence, "after_sequence", 0, _SEQUENCE_MAX)
-        since, until = (
-            parse_timestamp(getattr(request, field), field) if request.HasField(field) else None
-            for field in ("since", "until")
-        )
+        since, until = _times(request)
         async with self._database.transaction() as session:
             first = await _first_readable(session, tenant, caller) if tenant else 1
             stretch = await find_stretch(
@@ -125,6 +137,39 @@ class AuditService(AdminServicer, audit_pb2_grpc.AuditServiceServicer):
             return Change(tenant=None, resource=f"{CHECKPOINT_KEYS}/{row.id}", response=_to_checkpoint_key(row))
 
         return await self._change("RotateCheckpointKey", request, audit_pb2.CheckpointKey, act)
+
+
+def _times(
+    request: audit_pb2.ListAuditEventsRequest | audit_pb2.ExportAuditEventsRequest,
+) -> tuple[datetime | None, datetime | None]:
+    """``since`` and ``until`` of a request; None where they are not set."""
+    return (
+        parse_timestamp(request.since, "since") if request.HasField("since") else None,
+        parse_timestamp(request.until, "until") if request.HasField("until") else None,
+    )
+
+
+def _conditions(request: audit_pb2.ListAuditEventsRequest) -> list[ColumnElement[bool]]:
+    """What a filter asks of each event; texts are looked for as they stand, never as patterns."""
+    wanted: list[ColumnElement[bool]] = []
+    for field, column in (("actor", AuditEvent.actor), ("method", AuditEvent.method)):
+        text = parse_text(getattr(request, field), field, max_chars=_FILTER_MAX_CHARS)
+        if text:
+            wanted.append(func.strpos(column, text) > 0)
+    if request.outcome:
+        wanted.append(AuditEvent.outcome == _to_outcome(request.outcome))
+    return wanted
+
+
+def _to_outcome(number: audit_pb2.AuditEvent.Outcome.ValueType) -> AuditOutcome:
+    try:
+        return AuditOutcome(audit_pb2.AuditEvent.Outcome.Name(number).removeprefix("OUTCOME_").lower())
+    except ValueError:
+        raise InvalidArgumentError(
+            f"the outcome {number} is not one that events have",
+            reason="INVALID_OUTCOME",
+            hint="use OUTCOME_SUCCESS or OUTCOME_DENIED, or leave it out",
+        ) from None
 
 
 def _to_checkpoint_key(row: AuditCheckpointKey) -> audit_pb2.CheckpointKey:

@@ -17,6 +17,7 @@ import grpc
 from controlplane.audit import DenialLog
 from controlplane.audit.denials import ANONYMOUS
 from controlplane.auth.verifier import TokenVerifier
+from controlplane.auth.vouching import Voucher
 from controlplane.caller import Caller, calling_as, note_peer
 from controlplane.rpc import RETRY_AFTER_MS, Context, to_saltern_error
 from saltern.errors import FailedPreconditionError, PermissionDeniedError, ResourceExhaustedError, UnauthenticatedError
@@ -49,9 +50,11 @@ _NODE_LIMITS: Final = MessageLimits(bytes_max=2**31, fields_max=None, wait_s=_ME
 class AuthenticationDoor(grpc.aio.ServerInterceptor):
     """Refuses calls without a valid token, sets the caller of the others."""
 
-    def __init__(self, verifier: TokenVerifier, denials: DenialLog) -> None:
+    def __init__(self, verifier: TokenVerifier, denials: DenialLog, voucher: Voucher | None = None) -> None:
+        """``voucher``: of the console of this process; by default there is none, and nobody is believed."""
         self._verifier = verifier
         self._denials = denials
+        self._voucher = voucher or Voucher()
         self._calls: Counter[str] = Counter()
         self._open: dict[str, Handler] = {}  # by method: what everybody may call is the same for every call
 
@@ -118,14 +121,14 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
         """A handler of any call that refuses it before anything of it is read."""
 
         async def refuse(_requests: object, context: Context) -> NoReturn:
-            note_peer(context.peer())
+            note_peer(self._voucher.peer_of(context))
             await self._refuse(error, None, context, method)
 
         return grpc.stream_unary_rpc_method_handler(refuse)
 
     def _place(self, owner: str, calls_max: int) -> Admission:
         """Admits at most ``calls_max`` calls of ``owner`` at a time."""
-        return lambda context: _Place(self._calls, owner, calls_max, context)
+        return lambda context: _Place(self._calls, owner, calls_max, context, self._voucher)
 
     async def _check_credential(self, claims: Claims, context: Context, method: str) -> Caller:
         """The caller; ends the call with a status if the credential behind the token is no longer what it was."""
@@ -150,16 +153,17 @@ class AuthenticationDoor(grpc.aio.ServerInterceptor):
 class _Place:
     """One of the ``calls_max`` places of ``owner``, for the time of a call. Made for every call: no generator."""
 
-    __slots__ = ("_calls", "_calls_max", "_context", "_owner")
+    __slots__ = ("_calls", "_calls_max", "_context", "_owner", "_voucher")
 
-    def __init__(self, calls: Counter[str], owner: str, calls_max: int, context: Context) -> None:
+    def __init__(self, calls: Counter[str], owner: str, calls_max: int, context: Context, voucher: Voucher) -> None:
         self._calls = calls
         self._owner = owner
         self._calls_max = calls_max
         self._context = context
+        self._voucher = voucher
 
     async def __aenter__(self) -> None:
-        note_peer(self._context.peer())
+        note_peer(self._voucher.peer_of(self._context))
         if self._calls[self._owner] >= self._calls_max:
             await abort(self._context, _too_many_calls(self._calls_max))
         self._calls[self._owner] += 1

@@ -64,6 +64,8 @@ class ServiceTask(StrEnum):
     SHARING = "sharing groups"
     #: After a restore of the database every tenant's tokens end.
     RESTORE = "restore of the database"
+    #: Whose a session of the console is, is what its cookie finds out.
+    CONSOLE_SESSION = "session of the console"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -14,12 +15,14 @@ from saltern.cli.parameters import TENANT
 from saltern.cli.render import Table, enum_word, local_time, message_dict, print_json, print_message, print_messages
 from saltern.cli.settings import Group, settings_of
 from saltern.cli.stack import connect
+from saltern.cli.times import TIME
 from saltern.names import TenantId, tenant_name
 
 if TYPE_CHECKING:
     from saltern.admin.v1.audit_pb2 import AuditEvent
 
 _LIMIT_MAX_ITEMS = 1_000_000
+_OUTCOMES = ("success", "denied")
 
 
 @click.group(cls=Group)
@@ -34,16 +37,38 @@ def audit() -> None:
     "--limit", "limit_items", type=click.IntRange(1, _LIMIT_MAX_ITEMS), default=100, show_default=True,
     help="Newest events to show.",
 )  # fmt: skip
+@click.option("--actor", default="", metavar="TEXT", help="Only events whose actor contains TEXT, such as a key's id.")
+@click.option("--method", default="", metavar="TEXT", help="Only events whose method contains TEXT: CreateApiKey.")
+@click.option("--outcome", type=click.Choice(_OUTCOMES), help="Only acts that happened, or attempts that were denied.")
+@click.option("--since", type=TIME, help="Begin with the first event of this time or later.")
+@click.option("--until", type=TIME, help="End with the last event before this time.")
 @click.pass_context
-def list_events(ctx: click.Context, tenant_id: TenantId | None, platform: bool, limit_items: int) -> None:
+def list_events(
+    ctx: click.Context,
+    *,
+    tenant_id: TenantId | None,
+    platform: bool,
+    limit_items: int,
+    actor: str,
+    method: str,
+    outcome: str | None,
+    since: datetime | None,
+    until: datetime | None,
+) -> None:
     """List audit events, newest first: of --tenant, of --platform, or by default of the key's own chain."""
-    from saltern.admin.v1.audit_pb2 import ListAuditEventsRequest
+    from saltern.admin.v1.audit_pb2 import AuditEvent, ListAuditEventsRequest
 
     if platform and tenant_id:
         raise click.UsageError("--tenant and --platform exclude each other")
     admin = connect(ctx)
     owner = tenant_id or ("" if platform else admin.tenant_id)
-    request = ListAuditEventsRequest(parent=tenant_name(TenantId(owner)) if owner else "")
+    request = ListAuditEventsRequest(parent=tenant_name(TenantId(owner)) if owner else "", actor=actor, method=method)
+    if outcome is not None:
+        request.outcome = AuditEvent.Outcome.Value(f"OUTCOME_{outcome.upper()}")
+    if since is not None:
+        request.since.FromDatetime(since)
+    if until is not None:
+        request.until.FromDatetime(until)
     events: list[AuditEvent] = list(
         admin.iterate(admin.audit.ListAuditEvents, request, "audit_events", limit_items=limit_items)
     )

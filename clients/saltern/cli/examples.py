@@ -82,7 +82,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "node drain": ("saltern node drain node-1 --wait",),
     "node uncordon": ("saltern node uncordon node-1",),
     "node remove": ("saltern node remove node-1 --yes",),
-    "audit list": ("saltern audit list --tenant acme --limit 20",),
+    "audit list": (
+        "saltern audit list --tenant acme --limit 20",
+        "saltern audit list --tenant acme --outcome denied --since 2026-11-01",
+    ),
     "audit public-key": ("saltern audit public-key > audit.pub",),
     "audit rotate-checkpoint-key": ("saltern audit rotate-checkpoint-key",),
     "completion": (

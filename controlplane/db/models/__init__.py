@@ -13,6 +13,7 @@
             1──n api_keys (n──0 for    bootstrap, policy_state     (one row each)
                  keys of the platform)
             1──n token_revocations (n──0 for tokens of the platform)
+            1──n console_sessions  (n──0 for those of the platform)
 
     metered_processes, meters, open_usage, usage_records, metering_state: see ``metering.py``
 
@@ -33,6 +34,7 @@ from controlplane.db.models.base import (
     Base,
     NodeAdminState,
 )
+from controlplane.db.models.console import ConsoleSession
 from controlplane.db.models.credentials import ApiKey, Bootstrap, SigningKey, TokenRevocation
 from controlplane.db.models.key_encryption import KeyEncryptionKey, KeyEncryptionKeyHolder
 from controlplane.db.models.metering import Meter, MeteredProcess, MeteringState, OpenUsage, UsageRecord
@@ -52,6 +54,7 @@ __all__ = [
     "Base",
     "Bootstrap",
     "Concern",
+    "ConsoleSession",
     "DISPLAY_NAME_MAX_CHARS",
     "HASH_FORMAT_NEWEST",
     "KeyEncryptionKey",

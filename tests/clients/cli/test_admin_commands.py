@@ -220,6 +220,11 @@ def test_usage_nodes_salt_and_audit_are_shown(saltern: Saltern, tenant: str) -> 
     ]  # fmt: skip
     newest = saltern("audit", "list", "--tenant", tenant, "--limit", "1", "-o", "json").json["auditEvents"]
     assert newest == events[:1]
+    listed = ("audit", "list", "--tenant", tenant, "-o", "json")
+    assert saltern(*listed, "--method", "UpdateQuota", "--actor", "apiKeys/").json["auditEvents"] == events[1:2]
+    assert saltern(*listed, "--outcome", "denied").json["auditEvents"] == []
+    assert saltern(*listed, "--outcome", "success", "--since", "2020-01-01").json["auditEvents"] == events
+    assert saltern(*listed, "--until", "2020-01-01").json["auditEvents"] == []
 
 
 def test_lists_join_their_pages(saltern: Saltern, stack: Stack, tenant: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import func, select, text
 from structlog.testing import capture_logs
 
-from controlplane.admin import service
+from controlplane.admin import audit_events, service
 from controlplane.db import models
 from controlplane.db.models import AuditOutcome
 from saltern.admin.v1 import audit_pb2, credentials_pb2, tenants_pb2
@@ -184,3 +184,59 @@ async def test_a_secret_pasted_into_a_text_is_refused_and_stored_nowhere(admin: 
     assert key.secret not in str(error)
     async with admin.database.transaction() as session:
         assert await session.get(models.Tenant, "other") is None
+
+
+async def test_a_list_is_filtered_by_actor_method_outcome_and_time(admin: Admin) -> None:
+    await admin.create_tenant("acme")
+    await admin.create_namespace("acme", "chat", admin_of("acme", "alice"))
+    await admin.create_namespace("acme", "code", admin_of("acme", "bob"))
+    await refused(
+        admin.tenants.DeleteTenant(
+            tenants_pb2.DeleteTenantRequest(name="tenants/acme"), metadata=admin_of("acme", "alice")
+        )
+    )
+
+    async def found(**fields: Any) -> list[int]:
+        request = audit_pb2.ListAuditEventsRequest(parent="tenants/acme", **fields)
+        answer = await admin.audit.ListAuditEvents(request, metadata=admin_of("acme"))
+        return [int(event.name.rpartition("/")[2]) for event in answer.audit_events]
+
+    events = (
+        await admin.audit.ListAuditEvents(
+            audit_pb2.ListAuditEventsRequest(parent="tenants/acme"), metadata=admin_of("acme")
+        )
+    ).audit_events
+    assert await found() == [4, 3, 2, 1]
+    assert await found(actor="apiKeys/alice") == [4, 2]
+    assert await found(actor="alice", method="CreateNamespace") == [2]
+    assert await found(method="TenantService/") == [4, 1]
+    assert await found(outcome=audit_pb2.AuditEvent.OUTCOME_DENIED) == [4]
+    assert await found(outcome=audit_pb2.AuditEvent.OUTCOME_SUCCESS, actor="alice") == [2]
+    assert await found(since=events[1].event_time, until=events[0].event_time) == [3]
+    assert await found(actor="a%") == await found(actor="ali_e") == []  # texts, not patterns
+    for wrong in ({"actor": "a" * 257}, {"method": "a\nb"}, {"outcome": 7}):
+        request = audit_pb2.ListAuditEventsRequest(parent="tenants/acme", **wrong)  # type: ignore[arg-type]
+        error = await refused(admin.audit.ListAuditEvents(request, metadata=admin_of("acme")))
+        assert isinstance(error, InvalidArgumentError) and error.hint
+
+
+async def test_a_page_of_a_filtered_list_looks_at_so_many_events_and_says_where_to_go_on(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await admin.create_tenant("acme")
+    for number in range(7):
+        await admin.create_namespace("acme", f"n-{number}", admin_of("acme", "rare" if number == 0 else "often"))
+    monkeypatch.setattr(audit_events, "LOOKED_AT_MAX", 3)
+
+    pages, token = [], ""
+    while True:
+        answer = await admin.audit.ListAuditEvents(
+            audit_pb2.ListAuditEventsRequest(parent="tenants/acme", actor="rare", page_token=token),
+            metadata=admin_of("acme"),
+        )
+        pages.append([event.name.rpartition("/")[2] for event in answer.audit_events])
+        token = answer.next_page_token
+        if not token:
+            break
+
+    assert pages == [[], [], ["2"]]

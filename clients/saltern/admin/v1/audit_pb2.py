@@ -26,7 +26,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csaltern/admin/v1/audit.proto\x12\x10saltern.admin.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe8\x03\n\nAuditEvent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\nevent_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x61\x63tor\x18\x03 \x01(\t\x12\x0e\n\x06method\x18\x04 \x01(\t\x12\x10\n\x08resource\x18\x05 \x01(\t\x12\x35\n\x07outcome\x18\x06 \x01(\x0e\x32$.saltern.admin.v1.AuditEvent.Outcome\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\'\n\x06\x62\x65\x66ore\x18\t \x01(\x0b\x32\x17.google.protobuf.Struct\x12&\n\x05\x61\x66ter\x18\n \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0c\n\x04hash\x18\x0b \x01(\x0c\x12\x15\n\rprevious_hash\x18\x0c \x01(\x0c\x12\x13\n\x0bhash_format\x18\r \x01(\x05\x12\x12\n\nactor_role\x18\x0e \x01(\t\x12\x0c\n\x04peer\x18\x0f \x01(\t\x12\x16\n\x0epolicy_version\x18\x10 \x01(\x03\"K\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_SUCCESS\x10\x01\x12\x12\n\x0eOUTCOME_DENIED\x10\x02\"O\n\x16ListAuditEventsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"f\n\x17ListAuditEventsResponse\x12\x32\n\x0c\x61udit_events\x18\x01 \x03(\x0b\x32\x1c.saltern.admin.v1.AuditEvent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x98\x01\n\x18\x45xportAuditEventsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\x12)\n\x05since\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Q\n\x19\x45xportAuditEventsResponse\x12\r\n\x05lines\x18\x01 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\x12\x15\n\rlast_sequence\x18\x03 \x01(\x03\"\x1b\n\x19ListCheckpointKeysRequest\"V\n\x1aListCheckpointKeysResponse\x12\x38\n\x0f\x63heckpoint_keys\x18\x01 \x03(\x0b\x32\x1f.saltern.admin.v1.CheckpointKey\"\x95\x01\n\rCheckpointKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bretire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"0\n\x1aRotateCheckpointKeyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t2\xbd\x03\n\x0c\x41uditService\x12\x66\n\x0fListAuditEvents\x12(.saltern.admin.v1.ListAuditEventsRequest\x1a).saltern.admin.v1.ListAuditEventsResponse\x12n\n\x11\x45xportAuditEvents\x12*.saltern.admin.v1.ExportAuditEventsRequest\x1a+.saltern.admin.v1.ExportAuditEventsResponse0\x01\x12o\n\x12ListCheckpointKeys\x12+.saltern.admin.v1.ListCheckpointKeysRequest\x1a,.saltern.admin.v1.ListCheckpointKeysResponse\x12\x64\n\x13RotateCheckpointKey\x12,.saltern.admin.v1.RotateCheckpointKeyRequest\x1a\x1f.saltern.admin.v1.CheckpointKeyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csaltern/admin/v1/audit.proto\x12\x10saltern.admin.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe8\x03\n\nAuditEvent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\nevent_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x61\x63tor\x18\x03 \x01(\t\x12\x0e\n\x06method\x18\x04 \x01(\t\x12\x10\n\x08resource\x18\x05 \x01(\t\x12\x35\n\x07outcome\x18\x06 \x01(\x0e\x32$.saltern.admin.v1.AuditEvent.Outcome\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\'\n\x06\x62\x65\x66ore\x18\t \x01(\x0b\x32\x17.google.protobuf.Struct\x12&\n\x05\x61\x66ter\x18\n \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0c\n\x04hash\x18\x0b \x01(\x0c\x12\x15\n\rprevious_hash\x18\x0c \x01(\x0c\x12\x13\n\x0bhash_format\x18\r \x01(\x05\x12\x12\n\nactor_role\x18\x0e \x01(\t\x12\x0c\n\x04peer\x18\x0f \x01(\t\x12\x16\n\x0epolicy_version\x18\x10 \x01(\x03\"K\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_SUCCESS\x10\x01\x12\x12\n\x0eOUTCOME_DENIED\x10\x02\"\xfb\x01\n\x16ListAuditEventsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\x12\x0e\n\x06method\x18\x05 \x01(\t\x12\x35\n\x07outcome\x18\x06 \x01(\x0e\x32$.saltern.admin.v1.AuditEvent.Outcome\x12)\n\x05since\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"f\n\x17ListAuditEventsResponse\x12\x32\n\x0c\x61udit_events\x18\x01 \x03(\x0b\x32\x1c.saltern.admin.v1.AuditEvent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x98\x01\n\x18\x45xportAuditEventsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\x12)\n\x05since\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Q\n\x19\x45xportAuditEventsResponse\x12\r\n\x05lines\x18\x01 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\x12\x15\n\rlast_sequence\x18\x03 \x01(\x03\"\x1b\n\x19ListCheckpointKeysRequest\"V\n\x1aListCheckpointKeysResponse\x12\x38\n\x0f\x63heckpoint_keys\x18\x01 \x03(\x0b\x32\x1f.saltern.admin.v1.CheckpointKey\"\x95\x01\n\rCheckpointKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bretire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"0\n\x1aRotateCheckpointKeyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t2\xbd\x03\n\x0c\x41uditService\x12\x66\n\x0fListAuditEvents\x12(.saltern.admin.v1.ListAuditEventsRequest\x1a).saltern.admin.v1.ListAuditEventsResponse\x12n\n\x11\x45xportAuditEvents\x12*.saltern.admin.v1.ExportAuditEventsRequest\x1a+.saltern.admin.v1.ExportAuditEventsResponse0\x01\x12o\n\x12ListCheckpointKeys\x12+.saltern.admin.v1.ListCheckpointKeysRequest\x1a,.saltern.admin.v1.ListCheckpointKeysResponse\x12\x64\n\x13RotateCheckpointKey\x12,.saltern.admin.v1.RotateCheckpointKeyRequest\x1a\x1f.saltern.admin.v1.CheckpointKeyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,22 +37,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AUDITEVENT']._serialized_end=602
   _globals['_AUDITEVENT_OUTCOME']._serialized_start=527
   _globals['_AUDITEVENT_OUTCOME']._serialized_end=602
-  _globals['_LISTAUDITEVENTSREQUEST']._serialized_start=604
-  _globals['_LISTAUDITEVENTSREQUEST']._serialized_end=683
-  _globals['_LISTAUDITEVENTSRESPONSE']._serialized_start=685
-  _globals['_LISTAUDITEVENTSRESPONSE']._serialized_end=787
-  _globals['_EXPORTAUDITEVENTSREQUEST']._serialized_start=790
-  _globals['_EXPORTAUDITEVENTSREQUEST']._serialized_end=942
-  _globals['_EXPORTAUDITEVENTSRESPONSE']._serialized_start=944
-  _globals['_EXPORTAUDITEVENTSRESPONSE']._serialized_end=1025
-  _globals['_LISTCHECKPOINTKEYSREQUEST']._serialized_start=1027
-  _globals['_LISTCHECKPOINTKEYSREQUEST']._serialized_end=1054
-  _globals['_LISTCHECKPOINTKEYSRESPONSE']._serialized_start=1056
-  _globals['_LISTCHECKPOINTKEYSRESPONSE']._serialized_end=1142
-  _globals['_CHECKPOINTKEY']._serialized_start=1145
-  _globals['_CHECKPOINTKEY']._serialized_end=1294
-  _globals['_ROTATECHECKPOINTKEYREQUEST']._serialized_start=1296
-  _globals['_ROTATECHECKPOINTKEYREQUEST']._serialized_end=1344
-  _globals['_AUDITSERVICE']._serialized_start=1347
-  _globals['_AUDITSERVICE']._serialized_end=1792
+  _globals['_LISTAUDITEVENTSREQUEST']._serialized_start=605
+  _globals['_LISTAUDITEVENTSREQUEST']._serialized_end=856
+  _globals['_LISTAUDITEVENTSRESPONSE']._serialized_start=858
+  _globals['_LISTAUDITEVENTSRESPONSE']._serialized_end=960
+  _globals['_EXPORTAUDITEVENTSREQUEST']._serialized_start=963
+  _globals['_EXPORTAUDITEVENTSREQUEST']._serialized_end=1115
+  _globals['_EXPORTAUDITEVENTSRESPONSE']._serialized_start=1117
+  _globals['_EXPORTAUDITEVENTSRESPONSE']._serialized_end=1198
+  _globals['_LISTCHECKPOINTKEYSREQUEST']._serialized_start=1200
+  _globals['_LISTCHECKPOINTKEYSREQUEST']._serialized_end=1227
+  _globals['_LISTCHECKPOINTKEYSRESPONSE']._serialized_start=1229
+  _globals['_LISTCHECKPOINTKEYSRESPONSE']._serialized_end=1315
+  _globals['_CHECKPOINTKEY']._serialized_start=1318
+  _globals['_CHECKPOINTKEY']._serialized_end=1467
+  _globals['_ROTATECHECKPOINTKEYREQUEST']._serialized_start=1469
+  _globals['_ROTATECHECKPOINTKEYREQUEST']._serialized_end=1517
+  _globals['_AUDITSERVICE']._serialized_start=1520
+  _globals['_AUDITSERVICE']._serialized_end=1965
 # @@protoc_insertion_point(module_scope)

@@ -122,20 +122,43 @@ class ListAuditEventsRequest(_message.Message):
     PARENT_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """tenants/{tenant}, or empty for the platform's chain"""
     page_size: _builtins.int
     page_token: _builtins.str
+    actor: _builtins.str
+    """Only events whose actor, or method, contains this text; at most 256 characters each. A page looks at 50,000 events
+    at most, so it may be short, or empty, and still name a next one.
+    """
+    method: _builtins.str
+    outcome: Global___AuditEvent.Outcome.ValueType
+    """Only events that ended so; unspecified: however they did."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """As in ExportAuditEventsRequest."""
+
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
         self,
         *,
         parent: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        actor: _builtins.str = ...,
+        method: _builtins.str = ...,
+        outcome: Global___AuditEvent.Outcome.ValueType = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "parent", b"parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "method", b"method", "outcome", b"outcome", "page_size", b"page_size", "page_token", b"page_token", "parent", b"parent", "since", b"since", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
