@@ -198,6 +198,8 @@ class Link:
         self._fabric = fabric
         self._sharer = sharer
         self._outcome: Completion | SalternError | None = None
+        #: Why nothing can complete any more.
+        self._failure: SalternError | None = None
         self._exchange: Exchange | None = None
         self._is_closed = False
         requests = fabric.chain_limits.requests_max
@@ -258,6 +260,8 @@ class Link:
         self._fabric.forget(self)
 
     def _carry_out(self, exchange: Exchange, chain: Chain) -> Script[None]:
+        if self._failure is not None:
+            raise RemoteFailedError(self._failure)
         size_bytes = sum(span.length_bytes for request in chain for span in request.local)
         share = self._fabric.share
         claim = share.enter(self._sharer, cost_of(len(chain), size_bytes), exchange.wake)
@@ -292,7 +296,9 @@ class Link:
             for completion in self._completions.collect():
                 self._outcome = completion
         except SalternError as error:
-            self._outcome = error
+            # Its descriptor would be ready for ever, and the loop would do nothing else (I5).
+            self._fabric.scheduler.loop.remove_reader(self._completions.fileno())
+            self._outcome = self._failure = error
         if self._outcome is not None and self._exchange is not None:
             self._exchange.wake()
 

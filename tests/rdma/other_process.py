@@ -27,9 +27,14 @@ SIZES = by_extent(
 )
 
 
+#: Prime to the size of a page, so that the pages of 256 MiB each begin elsewhere in it.
+_PERIOD_BYTES = 65_537
+
+
 def pattern(number: int, size_bytes: int) -> bytes:
-    """Bytes in which no two pages and no two entries are alike."""
-    return random.Random(number).randbytes(size_bytes)
+    """Bytes in which no two pages and no two entries are alike; quickly, for an emulated processor."""
+    period = random.Random(number).randbytes(min(size_bytes, _PERIOD_BYTES))
+    return (period * (size_bytes // _PERIOD_BYTES + 1))[:size_bytes]
 
 
 def store_and_read(client: Client, number: int, sizes: list[int], *, registered: bool) -> None:

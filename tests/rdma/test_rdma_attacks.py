@@ -3,6 +3,7 @@ published, and the node's books are exact."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
@@ -10,7 +11,7 @@ import pytest
 
 from dataplane.io.rdma import TENANT_LINKS_MAX, Link
 from saltern import wire
-from saltern.errors import SalternError, StatusCode
+from saltern.errors import SalternError, StatusCode, UnavailableError
 from saltern.names import TenantId
 from saltern.rdma import CompletionStatus, Endpoint, Gid, Read, RemoteSpan, Write
 from saltern.wire import Opcode
@@ -209,6 +210,22 @@ def test_i7_a_client_that_leaves_in_the_middle_takes_its_queue_pair_along(node: 
     wait_until(lambda: node.usage().tenants[ACME].in_flight_bytes == 0)
 
 
+def test_i5_a_completion_queue_that_fails_keeps_nothing_busy_and_ends_its_own_session(
+    node: StaticNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise UnavailableError("its device is gone", reason="RDMA_NO_DEVICE", hint="put it back")
+
+    with RdmaClient(node) as failing, RdmaClient(node) as other:
+        (link,) = node.call(lambda: [each for each in links(node) if each.peer == failing.pair.endpoint])
+        monkeypatch.setattr(link._completions, "collect", fail)
+        node.call(link._on_completions)
+        assert not node.call(lambda: asyncio.get_running_loop().remove_reader(link._completions.fileno()))
+        failing.send_put({key(84): block(84)})
+        assert refusal(failing).reason == "RDMA_NO_DEVICE"
+        assert other.put(ENTRY).codes in (b"\0", b"\6")
+
+
 def test_a_get_without_a_receive_posted_is_given_up_on(node: StaticNode) -> None:
     with RdmaClient(node) as attacker:
         attacker.put(ENTRY)
@@ -299,11 +316,11 @@ def test_a_flood_of_sessions_is_bounded_and_the_rest_is_served_over_tcp(
     tenant_max = by_extent(quick=12, usual=TENANT_LINKS_MAX)
     monkeypatch.setattr("dataplane.io.rdma.TENANT_LINKS_MAX", tenant_max)
     with ExitStack() as stack:
-        gid = shared_device().gid
+        gid, token = shared_device().gid, node.token("acme", "chat")
 
         def connect(number: int) -> WireClient:
             flooding = stack.enter_context(connect_tcp(node))
-            flooding.hello(node.token("acme", "chat"))
+            flooding.hello(token)
             pretended = Endpoint(qpn=0x800000 + number, gid=gid, psn=1, mtu_bytes=1024)
             flooding.send(Opcode.CONNECT, wire.Connect(pretended.pack()))
             return flooding

@@ -22,8 +22,8 @@ from tests.support.static_node import MIB, StaticNode
 from tests.support.waiting import open_descriptors, wait_until
 from tests.support.wire_client import block, key
 
-OPERATIONS = by_extent(quick=150, usual=600, full=10_000)
-RECONNECTS = by_extent(quick=6, usual=12, full=200)
+OPERATIONS = by_extent(quick=150, usual=300, full=10_000)
+RECONNECTS = by_extent(quick=6, usual=10, full=200)
 #: Of the interpreter's and of this count itself, whatever it counts: fewer than one for each reconnect of a quick run.
 _PASSING_OBJECTS = 5
 _SETTLE_S = 15

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StaticNode]:
         yield running
 
 
+@cache
 def entry(number: int) -> tuple[BlockKey, bytes]:
     return BlockKey(number.to_bytes(32, "little")), pattern(number, SIZE_BYTES - number % 61)
 

@@ -25,6 +25,7 @@ from saltern.errors import (
 _ENDPOINT: Final = struct.Struct("!IIHH16s")
 ENDPOINT_BYTES: Final = _ENDPOINT.size
 MTUS_BYTES: Final = (256, 512, 1024, 2048, 4096)
+_BROADCAST: Final = ipaddress.IPv4Address("255.255.255.255")
 _NUMBER_MAX: Final = 2**24 - 1  #: queue pair and packet sequence numbers are of 24 bits
 
 
@@ -81,6 +82,14 @@ class Gid:
     @property
     def is_link_local(self) -> bool:
         return self.value[0] == 0xFE and self.value[1] & 0xC0 == 0x80
+
+    @property
+    def is_of_many(self) -> bool:
+        """Multicast, or IPv4's broadcast: nothing that one queue pair could be at."""
+        if self.is_ipv4:
+            address = ipaddress.IPv4Address(self.value[12:])
+            return address.is_multicast or address == _BROADCAST
+        return self.value[0] == 0xFF
 
     @property
     def exploded(self) -> str:
@@ -157,6 +166,7 @@ class Endpoint:
             or (self.mtu_bytes not in MTUS_BYTES and f"MTU {self.mtu_bytes}")
             or (not 0 <= self.lid < 2**16 and f"LID {self.lid}")
             or (self.gid.is_zero and "GID ::")
+            or (self.gid.is_of_many and f"GID {self.gid}, which is of many ports")
         )
         if wrong:
             raise ProtocolError(f"an RDMA endpoint cannot have {wrong}", reason="RDMA_ENDPOINT_INVALID")
