@@ -13,7 +13,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-rdma test-vllm sim sim-leases isolation chaos faults fuzz noisy cli-reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay bench-vllm core-cost ssd-cost proto proto-check clean
+.PHONY: help setup setup-vllm demo test test-rdma test-vllm sim sim-leases isolation chaos faults fuzz noisy cli-reference reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay bench-vllm core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -81,6 +81,9 @@ noisy: setup  ## a tenant alone, then beside one that floods: its hit rate and l
 
 cli-reference: setup  ## write the reference of docs/cli.md from the commands
 	@$(BIN)/python -m saltern.cli.reference docs/cli.md
+
+reference: cli-reference  ## write docs/reference from the code: errors, gRPC services, environment variables
+	@$(BIN)/python -m tests.docs.reference
 
 lint: setup proto-check  ## ruff, mypy --strict, import contracts, buf lint, generated code compared
 	@$(BIN)/ruff check --quiet .

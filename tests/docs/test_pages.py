@@ -2,59 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.docs.markdown import ROOT, blocks, commands
-
-BIN = Path(sys.executable).parent
-
-
-#: Metrics have default ports that no page names: another server on this machine may have them.
-FREE_PORTS = {f"SALTERN_{name}_METRICS_LISTEN": "127.0.0.1:0" for name in ("CONTROL", "NODE")}
-
-
-def _environment(**values: str) -> dict[str, str]:
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("SALTERN_")}
-    return {**ours, **FREE_PORTS, "PATH": f"{BIN}:{os.environ['PATH']}", **values}
-
-
-def _type(command: str, folder: Path, **environment: str) -> str:
-    """Type one command; its output, or a failed test with what it said."""
-    done = subprocess.run(
-        command, shell=True, cwd=folder, env=_environment(**environment), capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-@contextmanager
-def _running(command: str, folder: Path, ready: Path, **environment: str) -> Iterator[dict[str, Any]]:
-    """Keep a server command running for the block; yields what it announces in its ready file."""
-    log = (folder / "log").open("ab")
-    process = subprocess.Popen(command.split(), cwd=folder, env=_environment(**environment), stdout=log, stderr=log)
-    try:
-        deadline_s = time.monotonic() + 60
-        while not ready.exists():
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline_s, (folder / "log").read_text()
-            time.sleep(0.05)  # another process's file: there is no event to wait for
-        yield json.loads(ready.read_text())
-    finally:
-        log.close()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) in (0, 130), (folder / "log").read_text()
+from tests.docs.typing_in import running, type_in
 
 
 def test_the_first_session_of_the_readme(reachable_tmp_path: Path) -> None:
@@ -66,19 +22,19 @@ def test_the_first_session_of_the_readme(reachable_tmp_path: Path) -> None:
     assert up.startswith("saltern up --data-dir ")
     data_dir = reachable_tmp_path / "data"
     server = f"saltern up --data-dir {data_dir} --dram 512MiB --ports auto"
-    with _running(server, reachable_tmp_path, data_dir / "run.json") as run:
+    with running(server, reachable_tmp_path, data_dir / "run.json") as run:
         here = {"SALTERN_DATA_DIR": str(data_dir)}
         after = next(index for index, command in enumerate(session) if command.startswith("saltern usage"))
         for command in session[:after]:
-            _type(command, reachable_tmp_path, **here)
+            type_in(command, reachable_tmp_path, **here)
         (program,) = blocks("README.md", "First session", "python")
         assert '"127.0.0.1:7700"' in program
         (reachable_tmp_path / "program.py").write_text(
             program.replace("127.0.0.1:7700", run["control_endpoint"]), encoding="utf-8"
         )
-        printed = _type(f"{sys.executable} program.py", reachable_tmp_path)
+        printed = type_in(f"{sys.executable} program.py", reachable_tmp_path)
         assert printed.splitlines() == ["2", "b'state of block 0'", "b'state of block 1'"]
-        usage, audit, doctor = (_type(command, reachable_tmp_path, **here) for command in session[after:])
+        usage, audit, doctor = (type_in(command, reachable_tmp_path, **here) for command in session[after:])
         assert "alpha" in usage
         assert "CreateApiKey" in audit
         assert "FAIL" not in doctor
@@ -103,25 +59,25 @@ def test_the_services_of_the_operators_page(reachable_tmp_path: Path, postgres: 
         assert "--database-url postgresql://..." in control
         control = adapted(control).replace(" --database-url postgresql://...", "").replace(":7700", ":0")
         ready = folder / "control.json"
-        with _running(f"{control} --ready-file {ready}", folder, ready, **urls) as serving:
+        with running(f"{control} --ready-file {ready}", folder, ready, **urls) as serving:
             replaced["127.0.0.1:7700"] = serving["endpoint"]
-            _type(adapted(redeem), folder)
+            type_in(adapted(redeem), folder)
             assert export.startswith("export ")
             names = dict(pair.split("=") for pair in adapted(export).removeprefix("export ").split())
             del replaced["127.0.0.1:7700"]
-            _type(adapted(create_key), folder, **names)
+            type_in(adapted(create_key), folder, **names)
             replaced["127.0.0.1:7700"] = serving["endpoint"]
             node = adapted(node).replace(":7701", ":0").replace(":7702", ":0").replace("64GiB", "64MiB")
             ready = folder / "node.json"
-            with _running(f"{node} --ready-file {ready}", folder, ready):
-                assert "node-1" in _type("saltern node list", folder, **names)
+            with running(f"{node} --ready-file {ready}", folder, ready):
+                assert "node-1" in type_in("saltern node list", folder, **names)
 
 
 PAGES = [
     "README.md",
     "ARCHITECTURE.md",
     "SECURITY.md",
-    *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")),
+    *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")),
 ]
 
 
