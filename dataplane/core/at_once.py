@@ -14,6 +14,7 @@ from dataplane.core.entry import Entry, EntryState, PutRefused
 from dataplane.core.extents import round_up
 from dataplane.core.pool import Pool
 from dataplane.core.prechecks import precheck
+from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.tenant_cache import NO_LIMIT_BYTES, PartitionIndex
 from dataplane.core.usage import EvictionCause
 from dataplane.core.victims import only_victim
@@ -47,10 +48,14 @@ def use_at_once(
     *,
     reads: bool,
     is_frozen: bool,
+    ssd: SsdTier | None = None,
 ) -> None:
     """Touch each key that is there, if ``reads``, and store each that is not, in the order given.
 
     Only where :func:`can_be_at_once`. Counts hits and puts as the commands do.
+
+    Args:
+        ssd: the tier below; what it has is not stored again.
     """
     if not keys:
         return
@@ -65,6 +70,8 @@ def use_at_once(
     for key in keys:
         entry = find(key)
         if entry is None:
+            if ssd is not None and ssd.outdate(index.partition, key):
+                continue
             pool.last_ns = last_ns
             admitted = refused or _admit(pool, index, key, lengths, now_ns)
             last_ns = pool.last_ns

@@ -14,12 +14,14 @@ from dataplane.replay.keys import BlockKeys
 from dataplane.replay.node import CacheNode
 from dataplane.replay.quotas import partitions_of, policy_of, quotas_of
 from dataplane.replay.simulation import Simulation
+from dataplane.replay.ssd import STAGING_BYTES, NodeSsd
 from saltern.names import TenantId
 from saltern.replay.arrivals import Arrivals
 from saltern.replay.collector import Collector, Evictions
 from saltern.replay.engines import Progress
 from saltern.replay.naming import node_id, tenant_name
 from saltern.replay.prefill import STATEMENT
+from saltern.replay.profiles import SSD_SOURCE
 from saltern.replay.results import Column, ColumnResult, EngineKind
 from saltern.replay.room import Room, Share
 from saltern.replay.setup import ReplaySetup, Restart, Use
@@ -66,7 +68,8 @@ class SimulatedEngine:
                 "",
             ),
             ("lookup", "when the engine turns to a request; nodes that are away are not waited for", ""),
-            ("nodes", "DRAM only, the node's own core, one granule for each block; no SSD tier", ""),
+            ("nodes", "the node's own core, one granule for each block", ""),
+            *_ssd_assumptions(setup),
             ("use", use, ""),
             ("last block", "a partial one counts as whole in memory and transfer, by its tokens in rates", ""),
         ]
@@ -126,10 +129,23 @@ class _Run:
                 eviction=Eviction(self.setup.eviction),
                 reservations=reservations,
                 link_bytes_per_s=self.setup.hardware.link_bytes_per_s,
+                ssd=self._ssd(),
             )
             for number in range(self.setup.nodes)
         ]
         return Fleet(nodes, self.placement(nodes, self.trace.block_tokens))
+
+    def _ssd(self) -> NodeSsd | None:
+        hardware = self.setup.hardware
+        if not self.room.ssd_blocks:
+            return None
+        return NodeSsd(
+            self.room.ssd_blocks,
+            self.room.block_bytes,
+            read_bytes_per_s=hardware.ssd_read_bytes_per_s,
+            write_bytes_per_s=hardware.ssd_write_bytes_per_s,
+            tenants=len(self.found.tenants),
+        )
 
     def serve(self, column: Column, fleet: Fleet | None, begin_ns: int) -> Iterator[ColumnResult]:
         """Yield one result; where serving ended early, raise why after that."""
@@ -170,6 +186,7 @@ class _Run:
             evictions=_named(evictions),
             occupancy_bytes=occupancy(),
             nodes=nodes,
+            ssd=None if fleet is None else fleet.ssd_result(self.room.block_bytes, simulation.ssd_hit_tokens),
             read_s=0.0 if fleet is None else sum(node.out.busy_s for node in fleet.nodes),
             written_s=0.0 if fleet is None else sum(node.into.busy_s for node in fleet.nodes),
             block_accesses=simulation.block_accesses,
@@ -183,6 +200,19 @@ class _Run:
         for _ in results:
             pass
         return iter(())
+
+
+def _ssd_assumptions(setup: ReplaySetup) -> list[tuple[str, str, str]]:
+    hardware = setup.hardware
+    if not setup.node_ssd_bytes:
+        return [("SSD", "none", "")]
+    read, write = hardware.ssd_read_bytes_per_s / 1e9, hardware.ssd_write_bytes_per_s / 1e9
+    said = (
+        "the node's own books of segments, a sixteenth of what a tenant may have each; what memory gives up is "
+        f"written, and dropped while more than {STAGING_BYTES // 2**20} MiB wait; what is read goes back to memory; "
+        f"reads {read:g} GB/s, writes {write:g} GB/s; it outlives a restart, whatever memory does"
+    )
+    return [("SSD", said, SSD_SOURCE)]
 
 
 def _named(by_tenant: Mapping[TenantId, _V]) -> dict[str, _V]:

@@ -17,7 +17,7 @@ from saltern.names import TenantId
 from saltern.placement import Pair, Placement, ReadLoad
 from saltern.replay.collector import Evictions
 from saltern.replay.naming import block_hash
-from saltern.replay.results import NodeResult
+from saltern.replay.results import NodeResult, SsdResult
 
 _EPOCH: Final = 1
 #: Pairs of chains that are remembered; beyond, all are worked out anew.
@@ -165,11 +165,11 @@ class Fleet:
         node.away_until_s = math.inf
 
     def restart(self, until_s: float, *, keeps: bool) -> None:
-        """Every node is away until then, and has what it had or nothing."""
+        """Every node is away until then, and has what it had, or only what is on SSD."""
         for node in self.nodes:
             node.away_until_s = until_s
             if not keeps:
-                node.lose_all()
+                node.lose_memory()
 
     def occupancy_blocks(self) -> dict[TenantId, int]:
         held: Counter[TenantId] = Counter()
@@ -192,6 +192,23 @@ class Fleet:
             tenant: Evictions(count.evicted, takers.get(tenant, Counter()), count.refused)
             for tenant, count in counts.items()
         }
+
+    def ssd_result(self, block_bytes: int, hit_tokens: int) -> SsdResult | None:
+        """The SSD tier of all nodes since the column began; None where they have none."""
+        found = SsdResult(hit_tokens=hit_tokens)
+        ssds = [node.ssd for node in self.nodes if node.ssd is not None]
+        dropped: Counter[str] = Counter()
+        for ssd in ssds:
+            found.read_bytes += ssd.out.moved_bytes
+            found.read_s += ssd.out.busy_s
+            found.written_s += ssd.into.busy_s
+            found.written_bytes += ssd.into.moved_bytes
+            found.resident_bytes += ssd.blocks() * block_bytes
+            for counts in ssd.counts().values():
+                found.evictions += counts.evicted
+                dropped.update(counts.dropped)
+        found.dropped_by_reason = {reason: count for reason, count in sorted(dropped.items()) if count}
+        return found if ssds else None
 
     def results(self, block_bytes: int) -> dict[str, NodeResult]:
         return {node.node_id: node.result(block_bytes) for node in self.nodes}

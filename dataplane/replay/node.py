@@ -1,4 +1,4 @@
-"""One cache node in virtual time: the core that a real node runs, and a link that carries bytes one batch at a time.
+"""One cache node in virtual time: the core that a real node runs, its SSD tier, and a link that carries bytes.
 
 A block is one granule of the core, whatever its real length: blocks of one replay are alike, so what fits, who gives
 way and what is charged are the same, and a terabyte of cache takes the memory of its index.
@@ -17,6 +17,8 @@ from dataplane.core.extents import GRANULE_BYTES
 from dataplane.core.partition import Partition
 from dataplane.core.reservations import Reservations
 from dataplane.core.usage import TenantCounters
+from dataplane.replay.link import Link
+from dataplane.replay.ssd import NodeSsd
 from saltern.keys import BlockKey
 from saltern.names import TenantId
 from saltern.replay.results import NodeResult
@@ -42,26 +44,11 @@ class Counts(NamedTuple):
         return Counts(self.evicted - other.evicted, self.refused - other.refused)
 
 
-class Link:
-    """One direction of a node's link: batches one after the other, at a fixed rate."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._free_s = 0.0
-        self.busy_s = 0.0
-        self.moved_bytes = 0
-
-    def carry(self, size_bytes: int, now_s: float) -> float:
-        """Put a batch on the link at ``now_s``; returns when its last byte has arrived."""
-        takes_s = size_bytes / self._bytes_per_s
-        self._free_s = max(self._free_s, now_s) + takes_s
-        self.busy_s += takes_s
-        self.moved_bytes += size_bytes
-        return self._free_s
-
-
 class CacheNode:
     """One node.
+
+    Args:
+        ssd: the tier below its memory; None for none.
 
     Attributes:
         away_until_s: it answers nobody before.
@@ -76,8 +63,10 @@ class CacheNode:
         eviction: Eviction,
         reservations: Reservations,
         link_bytes_per_s: float,
+        ssd: NodeSsd | None = None,
     ) -> None:
         self.node_id: Final = node_id
+        self.ssd: Final = ssd
         self._capacity_blocks = capacity_blocks
         self._policy = policy
         self._eviction, self._reservations = eviction, reservations
@@ -95,15 +84,22 @@ class CacheNode:
         self.into = Link(self._link_bytes_per_s)
         self.away_until_s = 0.0
         self._taken.clear()
+        if self.ssd is not None:
+            self.ssd.begin()
         self._before = self._counts()
         self._lost: dict[TenantId, Counts] = {}
 
     def _new_core(self) -> CacheCore:
         core = CacheCore(
-            self._capacity_blocks * GRANULE_BYTES, eviction=self._eviction, reservations=self._reservations
+            self._capacity_blocks * GRANULE_BYTES,
+            eviction=self._eviction,
+            reservations=self._reservations,
+            ssd=None if self.ssd is None else self.ssd.tier,
         )
         core.apply_policy(self._policy, 1)
-        if self._counts_takers:
+        if self.ssd is not None:
+            core.on_evict(self._note_and_demote)
+        elif self._counts_takers:
             core.on_evict(self._note_taken)
         return core
 
@@ -111,27 +107,58 @@ class CacheNode:
         if self._putting is not None:
             self._taken[entry.index.owner.tenant, self._putting] += 1
 
-    def lose_all(self) -> None:
-        """Begin again with nothing; what was counted stays."""
+    def _note_and_demote(self, entry: Entry) -> None:
+        assert self.ssd is not None
+        self._note_taken(entry)
+        self.ssd.demote(entry)
+
+    def lose_memory(self) -> None:
+        """Begin again with what is on SSD; what was counted stays."""
         self._lost = self.counts()
         self._before = {}
         self._core = self._new_core()
+
+    def lose_all(self) -> None:
+        """Begin again with nothing; what was counted in memory stays."""
+        if self.ssd is not None:
+            self.ssd.lose_all()
+        self.lose_memory()
 
     def lookup(self, partition: Partition, keys: Sequence[BlockKey]) -> tuple[int, bytes]:
         """(how many from the first on without a gap, a byte of 0 or 1 for each)."""
         return self._core.lookup(partition, keys)
 
-    def read(self, partition: Partition, keys: Sequence[BlockKey], now_ns: int) -> None:
-        """Touch keys as a get of them does: last key first."""
+    def read(self, partition: Partition, keys: Sequence[BlockKey], now_ns: int) -> int:
+        """Touch keys as a get of them does, last key first; returns how many came from SSD."""
         core = self._core
+        if self.ssd is not None:
+            return self._read_both(self.ssd, partition, keys, now_ns)
         if self._reservations is Reservations.EARNING:
             core.get_end(core.get_start(partition, keys, now_ns))
         else:
             core.use_at_once(partition, keys[::-1], GRANULE_BYTES, now_ns)
+        return 0
+
+    def _read_both(self, ssd: NodeSsd, partition: Partition, keys: Sequence[BlockKey], now_ns: int) -> int:
+        """As a node's get: what is in memory is pinned, and what is not is promoted into it from SSD."""
+        core = self._core
+        ssd.at(now_ns)
+        self._putting = partition.tenant
+        pins = core.get_start(partition, keys, now_ns, counts_misses=False)
+        promoted = 0
+        for key in [key for key, pin in zip(keys, pins, strict=True) if pin is None]:
+            promotion = core.promote_start(partition, key, now_ns)
+            if promotion is not None and core.promote_end(promotion, 0, now_ns):
+                pins.append(core.promote_pin(partition, key, now_ns))
+                promoted += 1
+        core.get_end(pins)
+        return promoted
 
     def store(self, partition: Partition, keys: Sequence[BlockKey], now_ns: int) -> None:
         """Put a batch as a client does: head first; then all of it is in order, tail first."""
         self._putting = partition.tenant
+        if self.ssd is not None:
+            self.ssd.at(now_ns)
         self._core.use_at_once(partition, keys, GRANULE_BYTES, now_ns, reads=False)
         self._core.touch(partition, keys, now_ns)
 

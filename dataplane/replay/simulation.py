@@ -67,6 +67,7 @@ class Simulation:
     Attributes:
         shed: requests that found a queue full.
         block_accesses: blocks of prompts that were looked for on nodes.
+        ssd_hit_tokens: prompt tokens that were read from SSD.
         on_served: told of every request that was answered and how many of its blocks were found.
     """
 
@@ -104,6 +105,7 @@ class Simulation:
         self._arrivals: Arrivals | None = None
         self.shed = 0
         self.block_accesses = 0
+        self.ssd_hit_tokens = 0
         self.now_s = 0.0
         self.on_served: Callable[[TraceRequest, int], None] | None = None
 
@@ -172,12 +174,12 @@ class Simulation:
         tokens, ids = request.input_tokens, request.block_ids
         local = worker.local.prefix(request.tenant, ids) if self._has_local else 0
         found = None
-        cached, ready_s = local, start_s
+        cached, ready_s, from_ssd = local, start_s, 0
         if self._fleet is not None and ids:
             prompt = Prompt(self._partitions[request.tenant], ids, self._keys.of(ids), local, worker.load)
             found = self._fleet.locator.locate(prompt, start_s)
             cached = max(local, found.prefix)
-            ready_s = self._read(prompt, found)
+            ready_s, from_ssd = self._read(prompt, found)
             self.block_accesses += len(ids)
         prefill_s = self._times.prefill_s(tokens, cached * self._block_tokens)
         done_s = ready_s + prefill_s
@@ -199,7 +201,9 @@ class Simulation:
             transfer_s=ready_s - start_s,
             prefill_s=prefill_s,
             decode_s=self._times.decode_s(request.output_tokens),
+            ssd_hit_tokens=min(tokens, from_ssd * self._block_tokens),
         )
+        self.ssd_hit_tokens += served.ssd_hit_tokens
         self._collector.served(served)
         if self.on_served is not None:
             self.on_served(request, cached)
@@ -207,17 +211,24 @@ class Simulation:
         if self._arrived % _PROGRESS_EVERY == 0:
             self._progress(self._arrived)
 
-    def _read(self, prompt: Prompt, found: Located) -> float:
-        """Read from all nodes at once; returns when the last byte has come."""
+    def _read(self, prompt: Prompt, found: Located) -> tuple[float, int]:
+        """Read from all nodes at once; returns when the last byte has come, and how many blocks were on SSD."""
         asked_s = ready_s = self.now_s + self._latency_s
+        from_ssd = 0
         for node, positions in found.reads:
             if positions:
                 size_bytes = len(positions) * self._block_bytes
-                ready_s = max(ready_s, node.out.carry(size_bytes, asked_s + self._latency_s))
-                self._collector.moved(ready_s, read_bytes=size_bytes)
+                sent_s = node.out.carry(size_bytes, asked_s + self._latency_s)
                 if not self._is_chain:
-                    node.read(prompt.partition, _keys_at(prompt, positions), self.now_ns)
-        return ready_s
+                    promoted = node.read(prompt.partition, _keys_at(prompt, positions), self.now_ns)
+                    if promoted and node.ssd is not None:
+                        # Sent on as it is read, so whichever of device and link is slower ends it.
+                        fetched_s = node.ssd.out.carry(promoted * self._block_bytes, asked_s + self._latency_s)
+                        sent_s = max(sent_s, fetched_s)
+                        from_ssd += promoted
+                ready_s = max(ready_s, sent_s)
+                self._collector.moved(ready_s, read_bytes=size_bytes)
+        return ready_s, from_ssd
 
     def _send(self, prompt: Prompt, found: Located, done_s: float) -> None:
         """Send nodes what they lack, once it is computed; the engine does not wait for it."""

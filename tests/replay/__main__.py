@@ -107,7 +107,7 @@ def fairness(folder: Path, _: list[str]) -> Iterator[Check]:
         quotas = dict.fromkeys(TENANTS, reserved)
         (strict,) = served(trace, capacity_blocks, Column.SHARED, eviction="lru", quotas=quotas)
         lines = said[f"C={capacity_blocks}"]
-        yield Check(f"fairness {capacity_blocks} static split", float(lines[0].split()[-1]), cold.hit_rate, 3)
+        yield Check(f"fairness {capacity_blocks} static split", float(lines[0].split()[-1]), cold.hit_rate, 4)
         for line, result in zip(lines[1:3], (shared, strict), strict=True):
             name, _, rest = line.partition(" min rho ")
             rho, _, aggregate = rest.partition(" aggregate ")

@@ -25,7 +25,7 @@ from saltern.replay.profiles import HardwareProfile, ModelProfile
 from saltern.replay.results import Column
 from saltern.replay.setup import ReplaySetup, Slo, ToolDelays, Use
 from saltern.traces.request import Trace, TraceRequest
-from tenants.quota import TierQuota
+from tenants.quota import Tier, TierQuota
 
 INSTANT: Final = HardwareProfile(flops_per_s=math.inf, link_bytes_per_s=math.inf, latency_s=0.0)
 MODEL: Final = ModelProfile(linear_flops_per_token=1.0, attention_flops_per_pair=0.0, kv_bytes_per_token=8)
@@ -105,7 +105,7 @@ def hit_rate(
     """Token hit rate over the window after the half, with a node lost at the half or not."""
     requests = sum(1 for _ in trace)
     half = requests // 2
-    quotas = {name: TierQuota(0, capacity_blocks * _GRANULE_BYTES) for name in trace.tenants}
+    quotas = {name: {Tier.DRAM: TierQuota(0, capacity_blocks * _GRANULE_BYTES)} for name in trace.tenants}
     nodes = [
         CacheNode(
             f"node-{number}",

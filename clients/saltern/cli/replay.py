@@ -60,11 +60,12 @@ def replay() -> None:
 )
 @click.option("--nodes", type=click.IntRange(1), default=8, show_default=True, help="Cache nodes.")
 @click.option("--node-memory", type=SizeParameter(), default="1TiB", show_default=True, help="Of each node.")
+@click.option("--node-ssd", type=SizeParameter(), default="0", help="SSD of each node. [default: none]")
 @click.option(
     "--quota",
     "quotas",
     multiple=True,
-    metavar="TENANT[,reserved=SIZE][,limit=SIZE][,weight=N]",
+    metavar="TENANT[,[ssd-]reserved=SIZE][,[ssd-]limit=SIZE][,weight=N]",
     help="Of a tenant, over all nodes.",
 )
 @click.option(
@@ -250,6 +251,7 @@ def _setup(options: dict[str, Any], seed: int) -> ReplaySetup:
         hardware=profiles.machine(options["hardware"]),
         nodes=options["nodes"],
         node_bytes=options["node_memory"],
+        node_ssd_bytes=options["node_ssd"],
         engines=options["engines"],
         routing=Routing(options["routing"]),
         engine_cache_tokens=options["engine_cache_tokens"],
@@ -266,7 +268,7 @@ def _setup(options: dict[str, Any], seed: int) -> ReplaySetup:
 
 
 def parse_quota(text: str) -> tuple[str, TenantQuota]:
-    """``TENANT,reserved=SIZE,limit=SIZE,weight=N`` as (tenant, quota).
+    """``TENANT,reserved=SIZE,limit=SIZE,ssd-reserved=SIZE,ssd-limit=SIZE,weight=N`` as (tenant, quota).
 
     Raises:
         InvalidArgumentError: another form, or a size or weight that is none.
@@ -278,15 +280,15 @@ def parse_quota(text: str) -> tuple[str, TenantQuota]:
     found: dict[str, int] = {}
     for setting in settings:
         key, _, value = setting.partition("=")
-        if key in ("reserved", "limit"):
-            found[f"{key}_bytes"] = parse_size(value)
+        if key in ("reserved", "limit", "ssd-reserved", "ssd-limit"):
+            found[f"{key.replace('-', '_')}_bytes"] = parse_size(value)
         elif key == "weight" and value.isdecimal() and 1 <= int(value) <= 1000:
             found["weight"] = int(value)
         else:
             raise InvalidArgumentError(
                 f"--quota {text!r} has {setting!r}",
                 reason="INVALID_REPLAY",
-                hint="write TENANT,reserved=SIZE,limit=SIZE,weight=1..1000",
+                hint="write TENANT,reserved=SIZE,limit=SIZE,ssd-reserved=SIZE,ssd-limit=SIZE,weight=1..1000",
             )
     return tenant, TenantQuota(**found)
 

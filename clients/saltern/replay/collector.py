@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from saltern.replay.results import Column, ColumnResult, NodeResult, Quantiles, Series, TenantResult
+from saltern.replay.results import Column, ColumnResult, NodeResult, Quantiles, Series, SsdResult, TenantResult
 from saltern.replay.setup import Slo
 
 #: Bins of a series; when time runs past the last, pairs become one.
@@ -20,7 +20,10 @@ _FIRST_BIN_S: Final = 0.125
 
 
 class Served(NamedTuple):
-    """One request that was answered; times in seconds, TTFT being queue, transfer and prefill together."""
+    """One request that was answered; times in seconds, TTFT being queue, transfer and prefill together.
+
+    ``ssd_hit_tokens`` are the part of ``hit_tokens`` that was on SSD.
+    """
 
     tenant: str
     arrival_s: float
@@ -32,6 +35,7 @@ class Served(NamedTuple):
     transfer_s: float
     prefill_s: float
     decode_s: float
+    ssd_hit_tokens: int = 0
 
     @property
     def ttft_s(self) -> float:
@@ -55,6 +59,7 @@ class _Tenant:
     requests: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    ssd_hit_tokens: int = 0
     within_slo: int = 0
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
     end_to_end_s: array[float] = field(default_factory=lambda: array("d"))
@@ -90,6 +95,7 @@ class Collector:
         tenant.requests += 1
         tenant.prompt_tokens += request.prompt_tokens
         tenant.hit_tokens += request.hit_tokens
+        tenant.ssd_hit_tokens += request.ssd_hit_tokens
         tenant.within_slo += self._slo.is_met(ttft_s, end_to_end_s)
         tenant.ttft_s.append(ttft_s)
         tenant.end_to_end_s.append(end_to_end_s)
@@ -115,6 +121,7 @@ class Collector:
         evictions: Mapping[str, Evictions],
         occupancy_bytes: Mapping[str, int],
         nodes: Mapping[str, NodeResult],
+        ssd: SsdResult | None = None,
         shed: int = 0,
         written_s: float = 0.0,
         read_s: float = 0.0,
@@ -159,6 +166,7 @@ class Collector:
             tenants=tenants,
             nodes=dict(nodes),
             series=self._series.result(),
+            ssd=ssd,
             block_accesses=block_accesses,
             driver_cpu_s=driver_cpu_s,
         )
@@ -169,6 +177,7 @@ def _tenant_result(tenant: _Tenant, evictions: Evictions | None, held_bytes: int
         requests=tenant.requests,
         prompt_tokens=tenant.prompt_tokens,
         hit_tokens=tenant.hit_tokens,
+        ssd_hit_tokens=tenant.ssd_hit_tokens,
         hit_rate=tenant.hit_tokens / tenant.prompt_tokens if tenant.prompt_tokens else 0.0,
         occupancy_bytes=held_bytes,
         occupancy_share=held_bytes / all_bytes if all_bytes else 0.0,

@@ -51,6 +51,7 @@ def store_usd_per_hour(setup: ReplaySetup) -> float:
     """Memory, nodes and operation of the store; its network is paid for by the byte."""
     hardware = setup.hardware
     memory = setup.node_bytes / _GIB * hardware.dram_usd_per_gib_hour
+    memory += setup.node_ssd_bytes / _GIB * hardware.ssd_usd_per_gib_hour
     return setup.nodes * (memory + hardware.node_usd_per_hour) + hardware.operations_usd_per_hour
 
 

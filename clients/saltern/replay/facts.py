@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from saltern.replay.results import ReplayReport
 from saltern.replay.rows import Unit, cell
+from saltern.replay.setup import ReplaySetup
 
 
 def report_facts(report: ReplayReport) -> list[tuple[str, str]]:
@@ -20,10 +21,11 @@ def report_facts(report: ReplayReport) -> list[tuple[str, str]]:
         ("  prefixes", f"{trace.identity}: {trace.identity_note}"),
         *(("  note", note) for note in trace.notes),
         ("seed", str(setup.seed)),
-        ("nodes", f"{setup.nodes} of {cell(setup.node_bytes, Unit.BYTES)}, {setup.eviction}, {setup.reservations}"),
+        ("nodes", f"{setup.nodes} of {_node_sizes(setup)}, {setup.eviction}, {setup.reservations}"),
     ]
     for name, quota in setup.quotas.items():
         sizes = {"reserved": quota.reserved_bytes, "limit": quota.limit_bytes}
+        sizes |= {"SSD reserved": quota.ssd_reserved_bytes, "SSD limit": quota.ssd_limit_bytes}
         told = [f"{what} {cell(size, Unit.BYTES)}" for what, size in sizes.items() if size is not None]
         facts.append(("  quota", ", ".join([name or "-", *told, f"weight {quota.weight}"])))
     for assumed in report.assumptions:
@@ -35,3 +37,8 @@ def report_facts(report: ReplayReport) -> list[tuple[str, str]]:
         f"{references.capacity_blocks:,} of {cell(references.unique_blocks, Unit.COUNT)} blocks; {references.note}"
     )
     return [*facts, ("references", compared)]
+
+
+def _node_sizes(setup: ReplaySetup) -> str:
+    ssd = f" and {cell(setup.node_ssd_bytes, Unit.BYTES)} of SSD" if setup.node_ssd_bytes else ""
+    return f"{cell(setup.node_bytes, Unit.BYTES)}{ssd}"

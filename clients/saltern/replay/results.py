@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from saltern.errors import InvalidArgumentError
+from saltern.replay.measures import Measures
 from saltern.replay.setup import ReplaySetup
 
 #: Of the JSON form; a reader refuses a later one.
@@ -128,11 +129,13 @@ class TenantResult(_Result):
         occupancy_share: of the bytes held at the end by all tenants.
         evicted_by: of its entries that were evicted, by whose put; its own are under its own name.
         within_slo: requests that met every target.
+        ssd_hit_tokens: the part of ``hit_tokens`` that was on SSD.
     """
 
     requests: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    ssd_hit_tokens: int = 0
     hit_rate: float = 0.0
     alone_hit_rate: float | None = None
     rho: float | None = None
@@ -145,6 +148,31 @@ class TenantResult(_Result):
     within_slo: int = 0
     ttft: Quantiles = msgspec.field(default_factory=Quantiles)
     end_to_end: Quantiles = msgspec.field(default_factory=Quantiles)
+
+
+class SsdResult(_Result):
+    """The SSD tier of all nodes in one column.
+
+    Attributes:
+        hit_tokens: the part of the column's that was on SSD.
+        read_bytes, written_bytes: of blocks; what was written again when space was reclaimed is in the latter.
+        dropped: blocks that memory gave up and SSD did not take; ``dropped_by_reason`` says why.
+        evictions: blocks lost when space was reclaimed.
+        resident_bytes: of blocks, at the end.
+    """
+
+    hit_tokens: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    read_s: float = 0.0
+    written_s: float = 0.0
+    dropped_by_reason: dict[str, int] = {}
+    evictions: int = 0
+    resident_bytes: int = 0
+
+    @property
+    def dropped(self) -> int:
+        return sum(self.dropped_by_reason.values())
 
 
 class NodeResult(_Result):
@@ -177,8 +205,10 @@ class ColumnResult(_Result):
             (Belady, one pool of the nodes' blocks); None where there is none to compare with.
         cost_per_completion_usd: of completions within the SLO; None without prices or without such completions.
         relative_cost: the same over that of ``no-cache``: (1 + extra cost) / (ratio of completions).
+        ssd: None where nodes have none.
         block_accesses: blocks of prompts that nodes were asked for or given; 0 where there were no nodes.
         driver_cpu_s: CPU seconds that driving took: of the simulator, or of the load generator.
+        measures: what only a measured replay can say; None in a simulated one.
     """
 
     column: Column
@@ -211,8 +241,10 @@ class ColumnResult(_Result):
     tenants: dict[str, TenantResult] = {}
     nodes: dict[str, NodeResult] = {}
     series: Series = msgspec.field(default_factory=Series)
+    ssd: SsdResult | None = None
     block_accesses: int = 0
     driver_cpu_s: float = 0.0
+    measures: Measures | None = None
 
     @property
     def goodput_per_s(self) -> float:

@@ -5,7 +5,7 @@ A quota over all nodes is split evenly, as the control plane does among nodes th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -27,6 +27,8 @@ class Share(NamedTuple):
     reserved_blocks: int
     limit_blocks: int
     weight: int = 100
+    ssd_reserved_blocks: int = 0
+    ssd_limit_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,13 @@ class Room:
 
     Attributes:
         block_bytes: of keys and values of a whole block.
-        node_blocks: that one node holds.
+        node_blocks, ssd_blocks: that one node holds in memory and on SSD.
     """
 
     block_bytes: int
     node_blocks: int
     nodes: int
+    ssd_blocks: int = 0
 
     @classmethod
     def of(cls, trace: Trace, setup: ReplaySetup) -> Room:
@@ -51,40 +54,52 @@ class Room:
         """
         block_bytes = trace.block_tokens * setup.model.kv_bytes_per_token
         node_blocks = setup.node_bytes // rounded_up(block_bytes) if block_bytes else 0
-        if block_bytes and not (node_blocks and node_blocks * setup.nodes <= _BLOCKS_MAX):
+        ssd_blocks = setup.node_ssd_bytes // rounded_up(block_bytes) if block_bytes else 0
+        if block_bytes and not (node_blocks and (node_blocks + ssd_blocks) * setup.nodes <= _BLOCKS_MAX):
             raise InvalidArgumentError(
                 f"cannot replay with nodes of {node_blocks} blocks of {block_bytes} bytes",
                 reason="INVALID_REPLAY",
                 hint=f"choose memory for at least one block on each node and at most {_BLOCKS_MAX} on all; here each "
                 f"takes about {_INDEX_BYTES} bytes",
             )
-        return cls(block_bytes, node_blocks, setup.nodes)
+        return cls(block_bytes, node_blocks, setup.nodes, ssd_blocks)
 
     def blocks_of(self, size_bytes: int) -> int:
         """Of a quota over all nodes, on each."""
-        return min(self.node_blocks, size_bytes // self.nodes // rounded_up(self.block_bytes))
+        return size_bytes // self.nodes // rounded_up(self.block_bytes)
 
     def shared(self, setup: ReplaySetup, tenants: Sequence[str]) -> dict[str, Share]:
         """What was set up: reservations and limits; without a limit, all there is."""
         shares = {}
         for name in tenants:
             quota = setup.quotas.get(name, _NO_QUOTA)
-            limit = self.node_blocks if quota.limit_bytes is None else self.blocks_of(quota.limit_bytes)
-            reserved = self.blocks_of(quota.reserved_bytes or 0)
-            shares[name] = Share(reserved, max(reserved, limit), quota.weight)
+            dram = self._shared(self.node_blocks, quota.reserved_bytes, quota.limit_bytes)
+            ssd = self._shared(self.ssd_blocks, quota.ssd_reserved_bytes, quota.ssd_limit_bytes)
+            shares[name] = Share(*dram, quota.weight, *ssd)
         return shares
+
+    def _shared(self, capacity: int, reserved_bytes: int | None, limit_bytes: int | None) -> tuple[int, int]:
+        reserved = min(capacity, self.blocks_of(reserved_bytes or 0))
+        limit = capacity if limit_bytes is None else min(capacity, self.blocks_of(limit_bytes))
+        return reserved, max(reserved, limit)
 
     def walls(self, setup: ReplaySetup, tenants: Sequence[str]) -> dict[str, Share]:
         """Each tenant by itself: its reservation; those without one have equal parts of what nobody has reserved."""
-        reserved = {
-            name: self.blocks_of(quota.reserved_bytes)
+        quotas = {name: setup.quotas.get(name, _NO_QUOTA) for name in tenants}
+        dram = self._walls(self.node_blocks, {name: quota.reserved_bytes for name, quota in quotas.items()})
+        ssd = self._walls(self.ssd_blocks, {name: quota.ssd_reserved_bytes for name, quota in quotas.items()})
+        return {
+            name: Share(dram[name], dram[name], ssd_reserved_blocks=ssd[name], ssd_limit_blocks=ssd[name])
             for name in tenants
-            if (quota := setup.quotas.get(name, _NO_QUOTA)).reserved_bytes is not None
         }
-        others = len(tenants) - len(reserved)
-        part = (self.node_blocks - sum(reserved.values())) // others if others else 0
-        walls = {name: reserved.get(name, part) for name in tenants}
-        return {name: Share(blocks, blocks) for name, blocks in walls.items()}
+
+    def _walls(self, capacity: int, reserved_bytes: Mapping[str, int | None]) -> dict[str, int]:
+        reserved = {
+            name: min(capacity, self.blocks_of(size)) for name, size in reserved_bytes.items() if size is not None
+        }
+        others = len(reserved_bytes) - len(reserved)
+        part = (capacity - sum(reserved.values())) // others if others else 0
+        return {name: reserved.get(name, part) for name in reserved_bytes}
 
 
 def rounded_up(size_bytes: int) -> int:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Final
 
-from saltern.replay.results import Column, ColumnResult, ReplayReport, TenantResult
+from saltern.replay.results import Column, ColumnResult, ReplayReport, SsdResult, TenantResult
 
 Value = float | int | None
 
@@ -86,6 +86,23 @@ ROWS: Final = (
     Row("relative_cost", "  beside no-cache", Unit.RATIO, lambda r: r.relative_cost),
 )
 
+
+def _of_ssd(value: Callable[[SsdResult], Value]) -> Callable[[ColumnResult], Value]:
+    return lambda result: None if result.ssd is None else value(result.ssd)
+
+
+#: Where nodes have an SSD tier.
+SSD_ROWS: Final = (
+    Row("ssd_hit_tokens", "  of these skipped, from SSD", Unit.COUNT, _of_ssd(lambda s: s.hit_tokens)),
+    Row("ssd_read_bytes", "read from SSD", Unit.BYTES, _of_ssd(lambda s: s.read_bytes)),
+    Row("ssd_written_bytes", "written to SSD", Unit.BYTES, _of_ssd(lambda s: s.written_bytes)),
+    Row("ssd_read_s", "  devices busy with reads", Unit.SECONDS, _of_ssd(lambda s: s.read_s)),
+    Row("ssd_written_s", "  devices busy with writes", Unit.SECONDS, _of_ssd(lambda s: s.written_s)),
+    Row("ssd_dropped", "  not taken by SSD", Unit.COUNT, _of_ssd(lambda s: s.dropped)),
+    Row("ssd_evictions", "  evicted from SSD", Unit.COUNT, _of_ssd(lambda s: s.evictions)),
+    Row("ssd_resident_bytes", "  on SSD at the end", Unit.BYTES, _of_ssd(lambda s: s.resident_bytes)),
+)
+
 TENANT_ROWS: Final = (
     TenantRow("requests", "requests", Unit.COUNT, lambda t: t.requests),
     TenantRow("prompt_tokens", "prompt tokens", Unit.COUNT, lambda t: t.prompt_tokens),
@@ -118,7 +135,8 @@ def _evicted_for(cause: str, result: ColumnResult) -> int:
 def all_rows(*reports: ReplayReport) -> list[Row]:
     """The rows of a report, or of several beside each other: the causes of evictions stand below their sum."""
     at = next(number for number, row in enumerate(ROWS) if row.key == "evictions") + 1
-    return [*ROWS[:at], *eviction_rows(*reports), *ROWS[at:]]
+    has_ssd = any(result.ssd is not None for report in reports for result in report.columns)
+    return [*ROWS[:at], *eviction_rows(*reports), *(SSD_ROWS if has_ssd else ()), *ROWS[at:]]
 
 
 def cell(value: Value, unit: Unit) -> str:

@@ -46,6 +46,8 @@ class TenantQuota(_Setup, frozen=True):
     reserved_bytes: int | None = None
     limit_bytes: int | None = None
     weight: int = 100
+    ssd_reserved_bytes: int | None = None
+    ssd_limit_bytes: int | None = None
 
 
 class Slo(_Setup, frozen=True):
@@ -77,6 +79,7 @@ class ReplaySetup(_Setup, frozen=True):
     Attributes:
         nodes: cache nodes, alike.
         node_bytes: memory of each for blocks.
+        node_ssd_bytes: of each, for what its memory gives up; 0 for no SSD tier.
         engines: model replicas, alike.
         engine_cache_tokens: what each holds in its own memory between requests (LRU by block); 0 for nothing.
         queue_max: requests that may wait for one engine; more are turned away.
@@ -91,6 +94,7 @@ class ReplaySetup(_Setup, frozen=True):
     hardware: HardwareProfile
     nodes: int = 1
     node_bytes: int = 0
+    node_ssd_bytes: int = 0
     engines: int = 1
     routing: Routing = Routing.ROUND_ROBIN
     engine_cache_tokens: int = 0
@@ -120,6 +124,7 @@ class ReplaySetup(_Setup, frozen=True):
             ("nodes", self.nodes, 1, NODES_MAX),
             ("engines", self.engines, 1, ENGINES_MAX),
             ("node bytes", self.node_bytes, 1, 2**50),
+            ("node SSD bytes", self.node_ssd_bytes, 0, 2**50),
             ("engine cache tokens", self.engine_cache_tokens, 0, 2**40),
             ("queue", self.queue_max, 1, 10**7),
             ("restart seconds", self.restart_s, 0, 86_400),
@@ -132,10 +137,17 @@ class ReplaySetup(_Setup, frozen=True):
             if target is not None and not 0 <= target < float("inf"):
                 _refuse(f"a time of {target:g} s", "times are seconds from 0 on")
         reserved_bytes = sum(quota.reserved_bytes or 0 for quota in self.quotas.values())
-        if reserved_bytes > self.capacity_bytes:
-            _refuse(
-                f"reservations of {reserved_bytes} bytes in {self.capacity_bytes}", "reserve less, or add memory (I5)"
-            )
+        ssd_reserved_bytes = sum(quota.ssd_reserved_bytes or 0 for quota in self.quotas.values())
+        for reserved, capacity, what in (
+            (reserved_bytes, self.capacity_bytes, "memory"),
+            (ssd_reserved_bytes, self.nodes * self.node_ssd_bytes, "SSD"),
+        ):
+            if reserved > capacity:
+                _refuse(
+                    f"reservations of {reserved} bytes in {capacity} of {what}", f"reserve less, or add {what} (I5)"
+                )
+        if self.node_ssd_bytes and self.use is Use.CHAIN:
+            _refuse("an SSD tier and the order of use of reference rates", "use `--use client`, or no SSD")
         return self
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from dataplane.core.eviction import Eviction
 from dataplane.core.extents import GRANULE_BYTES
 from dataplane.core.partition import Partition
 from dataplane.core.reservations import Reservations
+from dataplane.replay.ssd import NodeSsd, quota_bytes
 from saltern.keys import BlockKey
 from saltern.names import NamespaceId, TenantId
 from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
@@ -114,6 +116,37 @@ def test_used_at_once_is_as_by_single_commands(
         assert evicted[0] == evicted[1]
         assert cores[0].usage() == cores[1].usage()
     assert evicted[0], "nothing was ever evicted: nothing was compared"
+
+
+def test_what_is_on_ssd_is_not_stored_again_as_by_single_commands() -> None:
+    chance = random.Random(5)
+    ssds = [NodeSsd(60, 1, read_bytes_per_s=1e9, write_bytes_per_s=1e9) for _ in range(2)]
+    cores = [CacheCore(32 * GRANULE_BYTES, ssd=ssd.tier) for ssd in ssds]
+    for core, ssd in zip(cores, ssds, strict=True):
+        rules = policy(5, 30)
+        ssd_quota = TierQuota(0, quota_bytes(60))
+        core.apply_policy(
+            replace(
+                rules,
+                tenants={
+                    tenant: replace(one, tiers={**one.tiers, Tier.SSD: ssd_quota})
+                    for tenant, one in rules.tenants.items()
+                },
+            ),
+            1,
+        )
+        core.on_evict(ssd.demote)
+    for step in range(300):
+        partition = PARTITIONS[chance.choice(TENANTS), chance.choice("nm")]
+        first = chance.randrange(40)
+        keys = [key_of(number) for number in range(first, first + chance.randrange(1, 12))]
+        cores[0].use_at_once(partition, keys, GRANULE_BYTES, step * 10_000_000, reads=False)
+        one_by_one(cores[1], partition, keys, GRANULE_BYTES, step * 10_000_000, reads=False)
+        for core in cores:
+            core.check_invariants()
+        assert orders(cores[0]) == orders(cores[1])
+        assert cores[0].usage() == cores[1].usage()
+    assert ssds[0].blocks() == ssds[1].blocks() > 0
 
 
 def test_a_closed_partition_stores_nothing() -> None:
