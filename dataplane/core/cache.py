@@ -35,7 +35,7 @@ from dataplane.core.policy_in_force import PolicyInForce
 from dataplane.core.pool import Pool
 from dataplane.core.prechecks import limit_was_lowered, precheck
 from dataplane.core.promotion import promote_end, promote_start
-from dataplane.core.reading import find_keys, pin_entries, touch_entries, unpin_entries
+from dataplane.core.reading import find_keys, note_missing, pin_entries, touch_entries, unpin_entries
 from dataplane.core.reaping import POLICY_SLICE_BYTES, work_off
 from dataplane.core.report import known_tenants, node_usage, reported_tenants
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
@@ -250,6 +250,9 @@ class CacheCore:
     def lookup(self, partition: Partition, keys: Sequence[BlockKey], now_ns: int = NEVER_NS) -> tuple[int, bytes]:
         """Which keys are there: (how many from the first on without a gap, a byte of 0 or 1 for each); no touch.
 
+        What is not there is a miss of the tenant's, for whoever looks up first reads no more than there is (I5,
+        :mod:`dataplane.core.earning`).
+
         Args:
             now_ns: without it nothing of a sharing group's peers is seen, for which the time must be known.
         """
@@ -260,7 +263,10 @@ class CacheCore:
         places: list[Container[BlockKey]] = [self._open_index(source).entries for source in sources]
         if self._ssd is not None:
             places += [books.entries for books in map(self._ssd.index, sources) if books is not None]
-        return find_keys(keys, places)
+        answer = find_keys(keys, places)
+        if index.owner.account is not None:
+            note_missing(self._pool, index.owner, keys, answer[1])
+        return answer
 
     def touch(self, partition: Partition, keys: Sequence[BlockKey], now_ns: int) -> None:
         """Mark entries as used, last key first, without reading them: call it after a put batch."""
@@ -278,9 +284,9 @@ class CacheCore:
         index = self._open.get(partition) or self._policies.open_index(partition)
         if now_ns >= self._policies.stops_ns:
             self._policies.freeze()
-        if index is not None and can_be_at_once(self._pool, index):
+        if self._ssd is None and index is not None and can_be_at_once(self._pool, index):
             frozen = self._policies.is_frozen
-            use_at_once(self._pool, index, keys, size_bytes, now_ns, reads=reads, is_frozen=frozen, ssd=self._ssd)
+            use_at_once(self._pool, index, keys, size_bytes, now_ns, reads=reads, is_frozen=frozen)
             return
         for key in keys:
             if index is not None and key in index.entries:

@@ -32,22 +32,25 @@ _LEAD_PARTS: Final = 5
 _EARNS_ONE_IN: Final = 50
 #: Keys over which earning is measured; the counts are halved when they reach it.
 _WINDOW_KEYS: Final = 8_192
+#: Lookups' misses that are remembered, the newest ones: more than are on their way to be stored at a time.
+_NOTED_MAX: Final = 4_096
 
 
 class EarningAccount:
     """Real against solo hits of one tenant on one tier.
 
-    Constant time for each sampled key; in memory the index of half a solo cache. What is protected changes only in
-    :meth:`looked_up` and :meth:`set_reserved`.
+    Constant time for each sampled key; in memory the index of half a solo cache and ``_NOTED_MAX`` keys. What is
+    protected changes only in :meth:`looked_up`, :meth:`not_found` and :meth:`set_reserved`.
     """
 
-    __slots__ = ("_hits", "_keys", "_lead_bytes", "_reserved_bytes", "_solo", "_solo_bytes", "_solo_hits")
+    __slots__ = ("_hits", "_keys", "_lead_bytes", "_noted", "_reserved_bytes", "_solo", "_solo_bytes", "_solo_hits")
 
     def __init__(self) -> None:
         self._reserved_bytes = 0
         self._lead_bytes = 0
         self._solo: OrderedDict[BlockKey, int] = OrderedDict()
         self._solo_bytes = 0
+        self._noted: OrderedDict[BlockKey, None] = OrderedDict()
         self._keys = self._solo_hits = 0
         self._hits = _WINDOW_KEYS // _EARNS_ONE_IN  # nobody is judged by a cold start
 
@@ -71,26 +74,37 @@ class EarningAccount:
         self._shrink()
 
     def looked_up(self, keys: Sequence[BlockKey], pins: Sequence[Pin | None]) -> None:
-        """A batch was looked up in the real cache: ``pins`` are its hits, None for a miss.
+        """A batch was read from the real cache: ``pins`` are its hits, None for a miss.
 
-        A hit behind the first gap counts as none: it saves nobody a prefill.
+        A hit behind the first gap counts as none: it saves nobody a prefill. A miss that a lookup has noted before
+        (:meth:`not_found`) is the same one.
         """
         useful = pins.index(None) if None in pins else len(pins)
         for position in range(len(keys) - 1, -1, -1):  # last key first, as the real cache is touched
             key, pin = keys[position], pins[position]
-            if is_sampled(key):
+            if is_sampled(key) and not (self._take_note(key) and pin is None):
                 held_bytes = 0 if pin is None else pin.entry.extent_bytes
                 self._looked_up(key, held_bytes, held_bytes if position < useful else 0)
-        self._keys += len(keys)
-        self._hits += useful
-        if self._keys >= _WINDOW_KEYS:
-            self._keys >>= 1
-            self._hits >>= 1
-            self._solo_hits >>= 1
+        self._asked(len(keys), useful)
+
+    def not_found(self, keys: Sequence[BlockKey]) -> None:
+        """A lookup has told the client that these are on no tier, so that it will not read but store them.
+
+        Each is one miss, however often it is looked up until it is stored or read. It is held against whether the
+        tenant earns only once it is stored here: a client asks two nodes for what one of them has.
+        """
+        for key in reversed(keys):
+            if is_sampled(key) and key not in self._noted:
+                self._noted[key] = None
+                self._looked_up(key, 0, 0)
+        while len(self._noted) > _NOTED_MAX:
+            self._noted.popitem(last=False)
 
     def stored(self, key: BlockKey, extent_bytes: int) -> None:
         """A put was committed."""
         if is_sampled(key):
+            if self._take_note(key):
+                self._asked(SAMPLE_ONE_IN, 0)
             self._hold(key, extent_bytes)
 
     def refreshed(self, key: BlockKey) -> None:
@@ -106,6 +120,21 @@ class EarningAccount:
     @property
     def _lead_max_bytes(self) -> int:
         return self._reserved_bytes // _LEAD_PARTS
+
+    def _take_note(self, key: BlockKey) -> bool:
+        """Whether a lookup has missed ``key``; it is not remembered any longer."""
+        if key not in self._noted:
+            return False
+        del self._noted[key]
+        return True
+
+    def _asked(self, keys: int, hits: int) -> None:
+        self._keys += keys
+        self._hits += hits
+        if self._keys >= _WINDOW_KEYS:
+            self._keys >>= 1
+            self._hits >>= 1
+            self._solo_hits >>= 1
 
     def _looked_up(self, key: BlockKey, held_bytes: int, useful_bytes: int) -> None:
         """``held_bytes`` are what the real cache holds of the key, ``useful_bytes`` what of it spares work."""

@@ -113,3 +113,14 @@ def find_keys(keys: Sequence[BlockKey], places: Sequence[Container[BlockKey]]) -
             found = bytes([any(key in place for place in places) for key in keys])
     gap = found.find(_ABSENT)
     return (len(found) if gap < 0 else gap), found
+
+
+def note_missing(pool: Pool, owner: TenantCache, keys: Sequence[BlockKey], found: bytes) -> None:
+    """Tell the account of a tenant that has one which of ``keys`` a lookup did not find (I5)."""
+    account = owner.account
+    missing = [key for key, is_there in zip(keys, found, strict=True) if not is_there]
+    if account is None or not missing:
+        return
+    account.not_found(missing)
+    owner.budget.protected_bytes = account.protected_bytes
+    pool.changed(owner)

@@ -24,6 +24,7 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from dataplane.core.usage import NodeUsage
 from dataplane.io.clock import Clock
 from dataplane.io.ssd import SsdStatus
@@ -186,6 +187,7 @@ def static_node(
     node_id: str = "node-1",
     port: int = 0,
     signing_key: Ed25519PrivateKey | None = None,
+    reservations: Reservations = DEFAULT_RESERVATIONS,
 ) -> Iterator[StaticNode]:
     """Run a node with the given tenants (one tenant ``acme`` with the namespace ``chat`` by default).
 
@@ -210,6 +212,7 @@ def static_node(
             metrics_tenants_max=metrics_tenants_max or 0,
             tls=tls,
             rdma=rdma,
+            reservations=reservations,
         )
         node = Node(settings, clock=clock)
         ready = threading.Event()

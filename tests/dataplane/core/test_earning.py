@@ -104,6 +104,38 @@ def test_a_scan_lends_its_reservation_and_gets_it_back_when_it_earns() -> None:
     assert made.earns and made.protected_bytes == 1_000 * G, "the solo cache would serve it: protected on demand"
 
 
+def test_i5_a_key_that_lookups_do_not_find_is_one_miss_until_it_is_stored() -> None:
+    made = account(1_000)
+    keys = sampled(50)
+    hits(made, sampled(400, start=10**9))  # a lead of all that there can be
+    stored(made, keys)
+    for _ in range(3):
+        made.not_found(keys)
+    misses(made, keys)  # whoever reads what it has looked up
+    protected_bytes = made.protected_bytes
+    assert protected_bytes == 50 * G * earning.SAMPLE_ONE_IN * 5
+    stored(made, keys)
+    assert made.protected_bytes == protected_bytes
+    made.not_found(keys)
+    assert made.protected_bytes == 2 * protected_bytes, "lost again"
+
+
+def test_a_scan_that_looks_up_lends_its_reservation_where_it_stores() -> None:
+    made, other_node = account(1_000), account(1_000)
+    for key in sampled(20_000):
+        made.not_found([key])
+        other_node.not_found([key])
+        made.stored(key, G)
+    assert not made.earns and made.protected_bytes == 0
+    assert other_node.earns, "it was asked for what another one has"
+
+
+def test_what_lookups_missed_is_remembered_within_bounds() -> None:
+    made = account(1_000)
+    made.not_found(sampled(3 * earning._NOTED_MAX))
+    assert len(made._noted) == earning._NOTED_MAX
+
+
 def test_a_deleted_key_is_owed_to_nobody() -> None:
     made = account(100)
     key = sampled(1)[0]
@@ -149,6 +181,17 @@ def test_i5_what_was_lent_is_free_for_its_owner_within_its_reservation() -> None
     for number in range(8):
         assert node.put("owner", number) is None
     assert (node.used("owner"), node.used("borrower")) == (8, 8)
+
+
+def test_i5_a_lookup_notes_what_is_on_no_tier_and_a_read_the_rest() -> None:
+    node = node_of(8, {"a": (4, 8)}, Eviction.TWO_QUEUE, Reservations.EARNING)
+    made = node.core._pool.tenants[TENANT].account
+    assert made is not None
+    node.put("a", 1)
+    assert node.core.lookup(node.partition("a"), [key_of(1), key_of(2)]) == (1, b"\1\0")
+    assert list(made._noted) == [key_of(2)]
+    node.core.get_end(node.core.get_start(node.partition("a"), [key_of(2)], node.tick()))
+    assert not made._noted
 
 
 def test_strict_reservations_keep_no_account() -> None:
