@@ -284,9 +284,9 @@ class CacheCore:
         index = self._open.get(partition) or self._policies.open_index(partition)
         if now_ns >= self._policies.stops_ns:
             self._policies.freeze()
-        if self._ssd is None and index is not None and can_be_at_once(self._pool, index):
+        if index is not None and can_be_at_once(self._pool, index):
             frozen = self._policies.is_frozen
-            use_at_once(self._pool, index, keys, size_bytes, now_ns, reads=reads, is_frozen=frozen)
+            use_at_once(self._pool, index, keys, size_bytes, now_ns, reads=reads, is_frozen=frozen, ssd=self._ssd)
             return
         for key in keys:
             if index is not None and key in index.entries:
