@@ -11,6 +11,7 @@ import click
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
 from dataplane.io import garbage
+from dataplane.io.engines import EngineName, MooncakeSettings
 from dataplane.io.host_memory import HugePages
 from dataplane.log import configure_logging
 from dataplane.policy_file import PolicyFile
@@ -103,6 +104,40 @@ from saltern.tls import client_tls, server_tls
     envvar="SALTERN_NODE_SSD_WRITE_BYTES",
     metavar="SIZE",
     help="What one tenant may write to SSD in a second. [default: no bound]",
+)
+@click.option(
+    "--engine",
+    envvar="SALTERN_NODE_ENGINE",
+    type=click.Choice([engine.value for engine in EngineName]),
+    default=EngineName.LOCAL.value,
+    help="Who keeps the bytes of the tier below DRAM: files in --ssd-dir, or a Mooncake store, sealed.",
+)
+@click.option(
+    "--mooncake-master",
+    envvar="SALTERN_NODE_MOONCAKE_MASTER",
+    metavar="HOST:PORT",
+    help="Master of the Mooncake store; --ssd-bytes says what this node may have in it.",
+)
+@click.option(
+    "--mooncake-metadata",
+    envvar="SALTERN_NODE_MOONCAKE_METADATA",
+    default="P2PHANDSHAKE",
+    metavar="URI",
+    help="Its metadata service, as all of its clients are told.",
+)
+@click.option(
+    "--mooncake-protocol",
+    envvar="SALTERN_NODE_MOONCAKE_PROTOCOL",
+    type=click.Choice(["tcp", "rdma"]),
+    default="tcp",
+    help="How bytes travel to and from it.",
+)
+@click.option(
+    "--mooncake-device",
+    envvar="SALTERN_NODE_MOONCAKE_DEVICE",
+    default="",
+    metavar="NAMES",
+    help="RDMA devices for that, as Mooncake names them. [default: none]",
 )
 @click.option(
     "--eviction",
@@ -215,6 +250,11 @@ def serve_node(
     ssd_dir: Path | None,
     ssd_bytes: str | None,
     ssd_write_bytes: str | None,
+    engine: str,
+    mooncake_master: str | None,
+    mooncake_metadata: str,
+    mooncake_protocol: str,
+    mooncake_device: str,
     eviction: str,
     reservations: str,
     soft_mark_percent: int | None,
@@ -235,6 +275,7 @@ def serve_node(
     """Serve one cache node until SIGTERM or Ctrl-C."""
     if copy_tuning:
         restart_tuned(["serve", "node"])
+    mooncake = _mooncake_settings(engine, mooncake_master, mooncake_metadata, mooncake_protocol, mooncake_device)
     settings = NodeSettings(
         node_id=parse_node_id(node_id),
         listen=parse_endpoint(listen, what="--listen"),
@@ -253,7 +294,7 @@ def serve_node(
         tls_server_name=tls_name,
         arena=ArenaSettings(arena_dir, state_dir, HugePages(huge_pages), numa_node),
         rdma=None if rdma_device == "off" else DeviceChoice.parse(rdma_device),
-        ssd=_ssd_settings(ssd_dir, ssd_bytes, ssd_write_bytes, state_dir),
+        ssd=_ssd_settings(ssd_dir, ssd_bytes, ssd_write_bytes, state_dir, mooncake),
         advertise_host=advertise_host,
     )
     # What the node shows to its clients it also shows to a control plane that asks for a certificate.
@@ -284,10 +325,37 @@ def serve_node(
         stop_tracing()
 
 
+def _mooncake_settings(
+    engine: str, master: str | None, metadata: str, protocol: str, device: str
+) -> MooncakeSettings | None:
+    """Raises InvalidArgumentError: an engine without its store, or a store without its engine."""
+    if (engine == EngineName.MOONCAKE) != (master is not None):
+        raise InvalidArgumentError(
+            "the engine mooncake needs a master" if master is None else f"the engine {engine} has no master",
+            reason="ENGINE_OPTIONS_INCOMPLETE",
+            hint="give both --engine mooncake and --mooncake-master HOST:PORT, or neither",
+        )
+    if master is None:
+        return None
+    return MooncakeSettings(parse_endpoint(master, what="--mooncake-master", port_min=1), metadata, protocol, device)
+
+
 def _ssd_settings(
-    ssd_dir: Path | None, ssd_bytes: str | None, ssd_write_bytes: str | None, state_dir: Path
+    ssd_dir: Path | None,
+    ssd_bytes: str | None,
+    ssd_write_bytes: str | None,
+    state_dir: Path,
+    mooncake: MooncakeSettings | None = None,
 ) -> SsdSettings | None:
     """Raises InvalidArgumentError: one of the options is malformed, or given without the others that it needs."""
+    if mooncake is not None:
+        if ssd_dir is not None or ssd_bytes is None:
+            raise InvalidArgumentError(
+                "the engine mooncake needs a size, and no folder",
+                reason="ENGINE_OPTIONS_INCOMPLETE",
+                hint="give --ssd-bytes for what this node may have in the store, and leave --ssd-dir out",
+            )
+        ssd_dir = state_dir / EngineName.MOONCAKE  # the ledger, which must not meet the files of the engine local
     if ssd_dir is None and ssd_bytes is None and ssd_write_bytes is None:
         return None
     if ssd_dir is None or ssd_bytes is None:
@@ -301,4 +369,5 @@ def _ssd_settings(
         capacity_bytes=parse_size(ssd_bytes, what="--ssd-bytes"),
         node_key_folder=state_dir,
         write_bytes_per_s=0 if ssd_write_bytes is None else parse_size(ssd_write_bytes, what="--ssd-write-bytes"),
+        mooncake=mooncake,
     )

@@ -28,6 +28,9 @@ from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.usage import NodeUsage, PolicyApplied
 from dataplane.io.batches import Blocks
 from dataplane.io.clock import Clock
+from dataplane.io.engines import EngineName
+from dataplane.io.engines.objects import ObjectEngine
+from dataplane.io.engines.opening import open_engine
 from dataplane.io.gate import Gate
 from dataplane.io.grpc_door import start_grpc_door
 from dataplane.io.health import HealthService, HealthWatch
@@ -37,16 +40,14 @@ from dataplane.io.session import NodeIdentity, NodeState
 from dataplane.io.session_table import Door, SessionTable
 from dataplane.io.shm import listen_unix, remove_socket_file
 from dataplane.io.ssd import SsdLimits, SsdStatus, SsdStore
-from dataplane.io.ssd_disk import Disk
 from dataplane.io.ssd_files import Files
-from dataplane.io.ssd_keys import load_node_key
 from dataplane.io.ssd_outdated import OutdatedPartitions
 from dataplane.io.tcp import bound_endpoint, listen_tcp
 from dataplane.io.traffic import TenantTraffic, Traffic
 from dataplane.io.trimming import Trimmer
 from dataplane.io.warm import DramStart, WarmRestart, open_arena
 from dataplane.io.workers import ThreadWorkers
-from dataplane.metrics.collector import NodeCollector, NodeFacts
+from dataplane.metrics.collector import EngineFacts, NodeCollector, NodeFacts
 from dataplane.metrics.exposition import Exposition
 from dataplane.metrics.health import ControlLink, Health, judge
 from dataplane.metrics.loop_lag import LoopLag
@@ -116,6 +117,8 @@ class Node:
         self._state.blocks.after_put = Trimmer(self._state.traffic.scheduler, self._core, clock).look
         self._sessions = SessionTable(self._state, settings.limits, self._tls)
         self._policy_applied_unix_s = 0.0
+        #: Where the tier below DRAM is in a store; known once the node serves.
+        self._engine: ObjectEngine | None = None
         #: How the line to the control plane fares; set by whoever holds the line.
         self.control: ControlLink | None = None
         self._lag = LoopLag()
@@ -356,11 +359,12 @@ class Node:
         )
 
     def _facts(self, door: HttpDoor) -> NodeFacts:
-        ssd = self.ssd_status
+        ssd, engine = self.ssd_status, self._engine
         return NodeFacts(
             health=self.health,
             policy_applied_unix_s=self._policy_applied_unix_s,
             ssd_state=None if ssd is None else ssd.state.value,
+            engine=None if engine is None else EngineFacts(EngineName.MOONCAKE, engine.is_connected, engine.counts),
             control=self.control,
             sessions_by_tenant=self._sessions.by_tenant,
             rates=self._rates_of,
@@ -383,12 +387,12 @@ class Node:
         """Recover the SSD tier before a door opens; on the way out seal what is open and end its threads.
 
         Raises:
-            FailedPreconditionError: SSD_DIR_UNUSABLE, SSD_DIR_IN_USE, SSD_NODE_KEY_UNUSABLE.
+            FailedPreconditionError: SSD_DIR_UNUSABLE, SSD_DIR_IN_USE, SSD_NODE_KEY_UNUSABLE, MOONCAKE_NOT_INSTALLED.
         """
         assert self._tier is not None
-        files = Files()
-        disk = Disk(settings.folder, load_node_key(settings.node_key_folder, files), files)
-        workers = ThreadWorkers(asyncio.get_running_loop())
+        files, loop = Files(), asyncio.get_running_loop()
+        disk = await asyncio.to_thread(open_engine, settings, files, lambda: self._engine_returned(loop))
+        workers = ThreadWorkers(loop)
         store = SsdStore(
             self._core,
             self._tier,
@@ -402,15 +406,27 @@ class Node:
         stack.callback(store.release)
         stack.callback(workers.close)
         stack.push_async_callback(_close_store, store, self.settings.drain_s)
+        self._engine = disk if isinstance(disk, ObjectEngine) else None
         store.recover()
         _log.info(
             "ssd tier",
+            engine=EngineName.LOCAL if settings.mooncake is None else EngineName.MOONCAKE,
             state=store.status.state.value,
             reason=store.status.reason,
             is_direct=store.status.is_direct,
             used_bytes=self._tier.used_bytes,
         )
         return store
+
+    def _engine_returned(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From the engine's thread: what failed while its store was out of reach is tried now."""
+
+        def try_again() -> None:
+            if self._state.blocks.ssd is not None:
+                self._state.blocks.ssd.try_again()
+
+        with contextlib.suppress(RuntimeError):  # the loop is gone
+            loop.call_soon_threadsafe(try_again)
 
 
 async def _close_store(store: SsdStore, limit_s: float) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from dataplane.core.eviction import DEFAULT_EVICTION, Eviction
 from dataplane.core.reservations import DEFAULT_RESERVATIONS, Reservations
+from dataplane.io.engines import MooncakeSettings
 from dataplane.io.host_memory import HugePages
 from saltern.endpoints import Endpoint, check_plaintext
 from saltern.errors import InvalidArgumentError
@@ -75,13 +76,14 @@ class SessionLimits:
 
 @dataclass(frozen=True, slots=True)
 class SsdSettings:
-    """The SSD tier of a node.
+    """The tier below DRAM: files on SSD, or a store that others reach too (docs/engines.md).
 
     Attributes:
         folder: for segments only; one node at a time uses it.
         capacity_bytes: what all tenants together may have in it, in bytes of files.
         node_key_folder: where the key that wraps the tenants' data keys is kept.
         write_bytes_per_s: how fast a tenant may write whose policy does not say, against wear; 0 for no bound.
+        mooncake: the store that keeps the records; ``folder`` then has keys and lists alone. None for files in it.
 
     Raises:
         InvalidArgumentError: SSD_TOO_SMALL.
@@ -91,6 +93,7 @@ class SsdSettings:
     capacity_bytes: int
     node_key_folder: Path
     write_bytes_per_s: int = 0
+    mooncake: MooncakeSettings | None = None
 
     def __post_init__(self) -> None:
         if self.capacity_bytes < SSD_MIN_BYTES:

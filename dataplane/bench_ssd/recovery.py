@@ -106,7 +106,8 @@ def _write(root: Path, state_dir: Path, entries: int) -> int:
                 record = memory[at * blocks * BLOCK_BYTES : (at + 1) * blocks * BLOCK_BYTES]
                 disk.cipher(place).seal_record(record, block + at * blocks, key, payload, 0)
                 rows.append((key, block + at * blocks, PAYLOAD_BYTES))
-            disk.write_records(place, block, memory[: count * blocks * BLOCK_BYTES])
+            starts = [block + at * blocks for at in range(count)]
+            disk.write_records(place, starts, memory[: count * blocks * BLOCK_BYTES])
         disk.seal(place, 1 + len(rows) * blocks, rows, ())
     disk.close()
     return segments

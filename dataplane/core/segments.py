@@ -60,6 +60,10 @@ class BadFormatError(Exception):
     """Bytes on disk are not what this version writes: torn, rotten, foreign or forged. Never leaves the data plane."""
 
 
+class GoneError(BadFormatError):
+    """A record that whoever keeps it has not any more: nothing is wrong with what is there."""
+
+
 class OtherVersionError(BadFormatError):
     """A segment that another version of Saltern has written; it is left alone."""
 
@@ -139,6 +143,20 @@ def partition_identity(storage_uid: str, epoch: int) -> bytes:
     return frame("saltern/ssd-partition/1", storage_uid, epoch)
 
 
+def segment_name(salt: bytes) -> str:
+    """See :attr:`SegmentCipher.name`; it takes no key, so that what is left of a destroyed partition can be named."""
+    return hashlib.blake2b(salt, person=b"segment name", digest_size=16).hexdigest()
+
+
+def salt_of(head: Buffer) -> bytes:
+    """The salt that the head of a segment tells, not verified. Raises BadFormatError."""
+    raw = bytes(head)
+    if len(raw) < _HEAD.size or not raw.startswith(_SEGMENT_MAGIC):
+        raise BadFormatError("not a segment")
+    salt: bytes = _HEAD.unpack_from(raw)[-1]
+    return salt
+
+
 class SegmentCipher:
     """Seals and opens the parts of one segment.
 
@@ -161,6 +179,18 @@ class SegmentCipher:
         self._heads = AESGCM(derive(b"record head"))
         self._payloads = algorithms.AES(derive(b"payload"))
         self._footers = AESGCM(derive(b"footer"))
+
+    # ---- names
+
+    @property
+    def name(self) -> str:
+        """What the segment is called where others may look on: it says nothing of whose it is."""
+        return segment_name(self._salt)
+
+    def object_name(self, block: int) -> str:
+        """What an object that begins at ``block`` is called there; only who has the data key can foresee it."""
+        spelled = hashlib.blake2b(_nonce(block), key=self._signing_key, person=b"object name", digest_size=16)
+        return f"{self.name}/{spelled.hexdigest()}"
 
     # ---- segment head
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from dataplane.core.partition import split_storage_uid
 from dataplane.core.segments import BLOCK_BYTES, Row, SegmentNumber, footer_blocks, record_blocks
@@ -264,17 +264,26 @@ class SsdRead:
     is_open: bool = True
 
 
+class Grave(NamedTuple):
+    """A record that must not come back, by key and segment; ``block`` where it begins, None if nobody knows."""
+
+    key: BlockKey
+    segment: SegmentBooks
+    block: int | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Bury:
     """Write a tombstone record at ``block``; answer with :meth:`SsdTier.bury_end`.
 
-    ``targets`` are the segments that hold the deleted records.
+    ``targets`` are the segments that hold the deleted records; ``places`` those of the records that are known.
     """
 
     segment: SegmentBooks
     block: int
     keys: tuple[BlockKey, ...]
     targets: frozenset[SegmentBooks]
+    places: tuple[tuple[SegmentBooks, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

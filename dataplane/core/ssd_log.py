@@ -16,6 +16,7 @@ from dataplane.core.ssd_books import (
     Bury,
     DestroyKey,
     DropSegment,
+    Grave,
     NamespaceSsd,
     Outdate,
     Relocate,
@@ -359,29 +360,30 @@ class SegmentLog:
         return partition.owner.partitions.get((partition.storage_uid, partition.epoch)) is partition
 
     @staticmethod
-    def _take_remains(partition: SsdPartition, keys: Sequence[BlockKey]) -> list[tuple[BlockKey, SegmentBooks]]:
+    def _take_remains(partition: SsdPartition, keys: Sequence[BlockKey]) -> list[Grave]:
         """Records of ``keys`` that no index has and that are still on disk: to be buried now (I12)."""
-        graves = []
+        graves: list[Grave] = []
         for segment, left in partition.remains.items():
             found = [key for key in keys if key in left]
             left.difference_update(found)
-            graves += [(key, segment) for key in found]
+            graves += [Grave(key, segment) for key in found]
         return graves
 
-    def _bury(self, partition: SsdPartition, graves: list[tuple[BlockKey, SegmentBooks]]) -> None:
+    def _bury(self, partition: SsdPartition, graves: list[Grave]) -> None:
         """Write tombstones for keys whose records, in the segments given, are still on disk.
 
         A file that is removed before the tombstone would be written needs none, unless its removal fails.
         """
         if not self._has_key(partition):
             return
-        for key, target in graves:
+        for key, target, _ in graves:
             if target.state is SegmentState.DROPPING:
                 target.owed[key] = None
-        graves = [(key, target) for key, target in graves if target.state is not SegmentState.DROPPING]
+        graves = [grave for grave in graves if grave.segment.state is not SegmentState.DROPPING]
         for start in range(0, len(graves), TOMBSTONES_MAX):
             batch = graves[start : start + TOMBSTONES_MAX]
-            keys, targets = tuple(key for key, _ in batch), frozenset(target for _, target in batch)
+            keys, targets = tuple(grave.key for grave in batch), frozenset(grave.segment for grave in batch)
+            places = tuple((target, at) for _, target, at in batch if at is not None)
             segment = self._segment_with_room(partition, 1, rows=0, tombstones=len(batch)) if self.is_writable else None
             if segment is None:
                 self._give_up(keys, targets)
@@ -392,7 +394,7 @@ class SegmentLog:
             segment.tombstones += keys
             segment.writers += 1
             self._charge(partition, segment.charged_bytes - before_bytes)
-            self._ask(Bury(segment, block, keys, targets))
+            self._ask(Bury(segment, block, keys, targets, places))
 
     def _outdate_unknown(self, tenant: TenantId, storage_uid: str, epoch: int) -> None:
         """I12: a deletion that cannot be told to what is on disk costs the partition what it has there."""

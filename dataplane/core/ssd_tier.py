@@ -27,6 +27,7 @@ from dataplane.core.ssd_books import (
     Append,
     Bury,
     DropSegment,
+    Grave,
     Outdate,
     Relocate,
     Seal,
@@ -182,7 +183,7 @@ class SsdTier(SegmentLog):
             if replaced is None:
                 counters.dropped(DropReason.WRITE_FAILED)
         elif append.is_cancelled or (replaced is not None and not replaced.is_alive):
-            self._bury(partition, [(append.key, segment)])
+            self._bury(partition, [Grave(append.key, segment, append.block)])
         elif segment.is_leaving:
             if segment in partition.remains:
                 partition.remains[segment].add(append.key)
@@ -266,7 +267,7 @@ class SsdTier(SegmentLog):
         for key in wanted:
             entry, append = books.entries.get(key), books.writing.get(key)
             if entry is not None:
-                graves.append((key, entry.segment))
+                graves.append(Grave(key, entry.segment, entry.block))
                 self._lose(entry)
                 self._settle(entry.segment)
                 found.add(key)
@@ -292,7 +293,7 @@ class SsdTier(SegmentLog):
         graves = self._take_remains(books, (key,)) if books.remains and self.is_writable else []
         if entry is not None:
             if self.is_writable:
-                graves.append((key, entry.segment))
+                graves.append(Grave(key, entry.segment, entry.block))
             else:
                 books.remains.setdefault(entry.segment, set()).add(key)
             self._lose(entry)
@@ -360,7 +361,7 @@ class SsdTier(SegmentLog):
             due = [key for key in segment.owed if not (key in partition.entries or key in partition.writing)]
             for key in due:
                 del segment.owed[key]
-            self._bury(partition, [(key, segment) for key in due])
+            self._bury(partition, [Grave(key, segment) for key in due])
             return
         del owner.segments[segment.number]
         partition.remains.pop(segment, None)

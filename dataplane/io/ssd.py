@@ -138,6 +138,15 @@ class SsdStore:
         for problem in found.problems:
             _log.warning("ssd tier: found at start", problem=problem)
         self._health.started(found.problems)
+        try:
+            self._disk.check()
+        except OSError as error:
+            self._health.write_failed(error)
+
+    def try_again(self) -> None:
+        """Whoever keeps the records can be reached again: try at once what would be tried after a while."""
+        self._health.try_again()
+        self._writer.remove_again()
 
     def close(self, on_idle: Callable[[], None]) -> None:
         """Seal open segments, so that the next start is quick, and call ``on_idle`` when nothing is in progress."""

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from dataplane.core.segments import (
     BLOCK_BYTES,
@@ -80,11 +80,16 @@ class _Local(threading.local):
 
 
 class Disk:
-    """Segments, keys and folders below ``root``.
+    """Segments, keys and folders below ``root``; the engine ``local`` (:mod:`dataplane.io.engines`).
+
+    Attributes:
+        has_records: False for an engine that keeps records elsewhere, and here only heads, tombstones and footers.
 
     Raises:
         FailedPreconditionError: SSD_DIR_UNUSABLE, or SSD_DIR_IN_USE by another process.
     """
+
+    has_records: ClassVar[bool] = True
 
     def __init__(self, root: Path, node_key: bytes, files: Files | None = None) -> None:
         self.root: Final = root
@@ -119,6 +124,9 @@ class Disk:
             self._paths[segment] = path
         return path
 
+    def check(self) -> None:
+        """Raise OSError if whoever keeps the records is known to be out of reach; files have to be tried."""
+
     # ---- any thread but for each segment one at a time
 
     def cipher(self, segment: SegmentPath) -> SegmentCipher:
@@ -148,19 +156,25 @@ class Disk:
 
     # ---- the writing thread
 
-    def write_records(self, segment: SegmentPath, block: int, memory: memoryview) -> None:
-        """Write sealed records that follow each other, the first of them at ``block``, in one go.
+    def write_records(self, segment: SegmentPath, blocks: Sequence[int], memory: memoryview) -> None:
+        """Write sealed records that follow each other in one go.
+
+        Args:
+            blocks: where each of them begins.
 
         Raises:
             OSError: none of them counts as written. The segment takes no more after that: its blocks must not be
                 written a second time with other content.
         """
-        self._write(segment, self._descriptor(segment, is_new=block == 1), memory, block)
+        self._write(segment, self._descriptor(segment, is_new=blocks[0] == 1), memory, blocks[0])
 
     def write_tombstones(self, segment: SegmentPath, block: int, keys: Sequence[BlockKey]) -> None:
         """Write one tombstone record. Raises OSError as :meth:`write_records` does."""
         sealed = _copy(self.cipher(segment).seal_tombstones(block, keys))
         self._write(segment, self._descriptor(segment, is_new=block == 1), sealed, block)
+
+    def erase(self, segment: SegmentPath, block: int) -> None:
+        """A record that a tombstone declares deleted. In a file it stays until the file goes."""
 
     def seal(self, segment: SegmentPath, end_block: int, rows: Sequence[Row], tombstones: Sequence[BlockKey]) -> None:
         """Write the footer and make the segment durable. Raises OSError, of which NotDurableError loses the segment."""
@@ -189,6 +203,10 @@ class Disk:
         self.forget_key(folder)
         self.files.destroy_small(self.folder_path(folder) / KEY_FILE)
         self._remove_if_empty(folder)
+
+    def discard(self, path: Path) -> None:
+        """Remove a segment's file that was found without its key. Raises OSError."""
+        self.files.unlink(path)
 
     def flush(self) -> None:
         """Make everything durable that was written before. Raises OSError."""
@@ -232,7 +250,7 @@ class Disk:
             try:
                 if left_bytes < 0:
                     raise BadFormatError("the segment ends inside the record")
-                outcomes.append(_open(cipher, head, one))
+                outcomes.append(open_record(cipher, head, one))
             except BadFormatError as error:
                 outcomes.append(error)
         return outcomes
@@ -320,7 +338,8 @@ class Disk:
             path.parent.rmdir()
 
 
-def _open(cipher: SegmentCipher, head: memoryview, wanted: Wanted) -> int:
+def open_record(cipher: SegmentCipher, head: memoryview, wanted: Wanted) -> int:
+    """Open in place what was read for ``wanted``; return its checksum. Raises BadFormatError: it is not that (I7)."""
     record = cipher.open_record_head(head, wanted.block)
     if not isinstance(record, DataRecord) or record.key != wanted.key or record.size_bytes != wanted.size_bytes:
         raise BadFormatError("another record lies there")

@@ -152,6 +152,11 @@ class Health:
             self._unremovable = ""
             self.look()
 
+    def try_again(self) -> None:
+        """Somebody knows that the device is back: neither reads nor writes wait any longer before they are tried."""
+        self._try_writes()
+        self._try_reads()
+
     def _try_writes(self) -> None:
         self._tier.is_writable = not self._unusable
 

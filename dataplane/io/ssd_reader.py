@@ -17,11 +17,12 @@ from dataplane.core.cache import CacheCore
 from dataplane.core.entry import Pin, Promotion
 from dataplane.core.extents import round_up
 from dataplane.core.partition import Partition
-from dataplane.core.segments import BadFormatError
+from dataplane.core.segments import BadFormatError, GoneError
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.io.arena import Arena
 from dataplane.io.clock import Clock
-from dataplane.io.ssd_disk import RUN_MAX, Disk, Wanted
+from dataplane.io.engines import ByteEngine
+from dataplane.io.ssd_disk import RUN_MAX, Wanted
 from dataplane.io.ssd_fetch import Fetch, ReadJob
 from dataplane.io.ssd_health import Health
 from dataplane.io.ssd_places import SegmentPath, place_of
@@ -49,7 +50,7 @@ class Reader:
         tier: SsdTier,
         *,
         arena: Arena,
-        disk: Disk,
+        disk: ByteEngine,
         clock: Clock,
         workers: Workers,
         health: Health,
@@ -196,4 +197,7 @@ class Reader:
     def _failed(self, place: SegmentPath, error: Exception) -> None:
         if isinstance(error, BadFormatError) and place not in self._disk.ciphers:
             return  # dropped meanwhile
+        if isinstance(error, GoneError):
+            self._health.read_succeeded()  # it was asked, and has answered
+            return
         self._health.read_failed(f"{self._disk.path(place)}: {error}", by_device=not isinstance(error, BadFormatError))

@@ -157,7 +157,7 @@ def _find_partition(disk: Disk, found: Found, tenant: TenantId, path: Path) -> N
             if segment is not None:
                 found.segments.append(segment)
             elif segment_path.exists():
-                disk.files.unlink(segment_path)
+                disk.discard(segment_path)
 
 
 def discard_outdated(disk: Disk, found: Found, outdated: Collection[Outdate]) -> None:
@@ -185,7 +185,10 @@ def _is_same_partition(one: Folder, other: Folder) -> bool:
 def _finish_deletion(disk: Disk, folder: Path, paths: Iterable[Path]) -> None:
     """I12: without its key nothing in a folder can be read."""
     for path in paths:
-        disk.files.unlink(path)
+        if path.name == KEY_FILE:
+            disk.files.unlink(path)
+        else:
+            disk.discard(path)
     if not any(folder.iterdir()):
         folder.rmdir()
 
@@ -196,7 +199,7 @@ def _find_segment(disk: Disk, found: Found, place: SegmentPath, data_key: bytes)
     descriptor = files.open(path, writable=True)
     try:
         size_blocks = files.size(descriptor) // BLOCK_BYTES
-        if size_blocks < FIXED_BLOCKS:
+        if size_blocks < (FIXED_BLOCKS if disk.has_records else 1):
             return None  # the process died before the first record
         block = aligned(BLOCK_BYTES)
         _read(disk, descriptor, block, 0)
@@ -210,11 +213,12 @@ def _find_segment(disk: Disk, found: Found, place: SegmentPath, data_key: bytes)
                 found.problems.append(f"{path}: {error}; removed")
             return None
         disk.ciphers[place] = cipher
-        sealed = _read_footer(disk, descriptor, cipher, place, size_blocks)
+        sealed = read_footer(disk, descriptor, cipher, place, size_blocks)
         if sealed is not None:
             return sealed
         scanned = _scan(disk, descriptor, cipher, place, size_blocks)
-        if scanned.rows or scanned.tombstones:
+        # Where records are elsewhere a file without a footer does not tell them: dropping the segment removes them.
+        if scanned.rows or scanned.tombstones or not disk.has_records:
             files.truncate(descriptor, scanned.end_block * BLOCK_BYTES)
             return scanned
         del disk.ciphers[place]
@@ -223,9 +227,10 @@ def _find_segment(disk: Disk, found: Found, place: SegmentPath, data_key: bytes)
         os.close(descriptor)
 
 
-def _read_footer(
+def read_footer(
     disk: Disk, descriptor: int, cipher: SegmentCipher, place: SegmentPath, size_blocks: int
 ) -> FoundSegment | None:
+    """What the footer of a segment's file says; None if there is none that verifies. Raises OSError."""
     last = aligned(BLOCK_BYTES)
     try:
         _read(disk, descriptor, last, size_blocks - 1)

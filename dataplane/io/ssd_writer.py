@@ -31,11 +31,12 @@ from dataplane.core.ssd_books import (
 )
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.io.clock import Clock
-from dataplane.io.ssd_disk import Disk, NotDurableError, SegmentClosedError
+from dataplane.io.engines import ByteEngine
+from dataplane.io.ssd_disk import NotDurableError, SegmentClosedError
 from dataplane.io.ssd_fetch import ReadJob
 from dataplane.io.ssd_health import RETRY_S, Health
 from dataplane.io.ssd_outdated import OutdatedPartitions
-from dataplane.io.ssd_places import folder_of, place_of
+from dataplane.io.ssd_places import SegmentPath, folder_of, place_of
 from dataplane.io.ssd_reader import Reader
 from dataplane.io.ssd_staging import Slot, Staging
 from dataplane.io.workers import Failed, Workers
@@ -75,7 +76,7 @@ class Writer:
         self,
         tier: SsdTier,
         *,
-        disk: Disk,
+        disk: ByteEngine,
         staging: Staging,
         clock: Clock,
         workers: Workers,
@@ -202,9 +203,9 @@ class Writer:
 
     def _write_step(self, run: list[Staged]) -> Step:
         place = place_of(run[0].append.segment)
-        block = run[0].append.block
+        blocks = [staged.append.block for staged in run]
         memory = self._staging.span(run[0].slot, sum(staged.slot.extent_bytes for staged in run))
-        return lambda: self._disk.write_records(place, block, memory), cast("list[Item]", run)
+        return lambda: self._disk.write_records(place, blocks, memory), cast("list[Item]", run)
 
     def _action_step(self, action: SsdAction) -> Callable[[], None]:
         disk = self._disk
@@ -216,7 +217,8 @@ class Writer:
         assert not isinstance(action, Relocate)
         place = place_of(action.segment)
         if isinstance(action, Bury):
-            return lambda: disk.write_tombstones(place, action.block, action.keys)
+            buried = [(place_of(segment), block) for segment, block in action.places]
+            return lambda: _bury(disk, action, place, buried)
         if isinstance(action, Seal):
             return lambda: disk.seal(place, action.end_block, action.rows, action.tombstones)
         return lambda: disk.drop(place)
@@ -272,6 +274,12 @@ class Writer:
         self._is_retry_due = False
         self.remove_again()
         self._keep_removing()
+
+
+def _bury(disk: ByteEngine, bury: Bury, place: SegmentPath, buried: Sequence[tuple[SegmentPath, int]]) -> None:
+    disk.write_tombstones(place, bury.block, bury.keys)
+    for segment, block in buried:
+        disk.erase(segment, block)
 
 
 def _attempt(step: Callable[[], None]) -> Exception | None:

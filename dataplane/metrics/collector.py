@@ -13,6 +13,7 @@ from prometheus_client import GC_COLLECTOR, Metric, ProcessCollector
 
 from dataplane.core.cache import CacheCore
 from dataplane.core.usage import NodeUsage, TenantUsage
+from dataplane.io.engines.objects import EngineCounts
 from dataplane.metrics import catalog, readings
 from dataplane.metrics.catalog import FAMILIES, Family, Series
 from dataplane.metrics.health import ControlLink, Health, HealthState
@@ -31,12 +32,22 @@ _SSD_STATES: Final = ("ok", "degraded", "read-only", "off")
 
 
 @dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a store below this node was asked for and gave."""
+
+    name: str
+    is_connected: bool
+    counts: EngineCounts
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What a node tells beside its tenants' books, at one moment.
 
     Attributes:
         policy_applied_unix_s: when the policy in force was applied; 0 before the first.
         ssd_state: None without an SSD tier.
+        engine: None where the tier below DRAM is files of this node.
         control: None where nobody follows a control plane.
         rates: of a tenant; None if it has done nothing yet.
     """
@@ -44,6 +55,7 @@ class NodeFacts:
     health: Health
     policy_applied_unix_s: float
     ssd_state: str | None
+    engine: EngineFacts | None
     control: ControlLink | None
     sessions_by_tenant: Mapping[TenantId, int]
     rates: Callable[[TenantId], Rates | None]
@@ -103,6 +115,8 @@ class NodeCollector:
         if facts.ssd_state is not None:
             for state in _SSD_STATES:
                 sheet.add(catalog.SSD_STATE, int(state == facts.ssd_state), (state,))
+        if facts.engine is not None:
+            _add_engine(sheet, facts.engine)
         sheet.add(catalog.POLICY_VERSION, pool.policy_version)
         sheet.add(catalog.POLICY_APPLIED, facts.policy_applied_unix_s)
         if control is not None:
@@ -172,6 +186,20 @@ class NodeCollector:
                 self._labels.weigh(tenant, used_bytes=used_bytes, traffic_bytes=readings.traffic_bytes(usage))
             await pace.breathe()
         self._labels.rank(monotonic())
+
+
+def _add_engine(sheet: _Sheet, engine: EngineFacts) -> None:
+    counts = engine.counts
+    sheet.add(catalog.ENGINE_CONNECTED, int(engine.is_connected), (engine.name,))
+    outcomes = {"hit": counts.reads, "gone": counts.gone, "forged": counts.forged, "unreachable": counts.unreachable}
+    for outcome, count in outcomes.items():
+        sheet.add(catalog.ENGINE_READS, count, (outcome,))
+    sheet.add(catalog.ENGINE_READ_BYTES, counts.read_bytes)
+    for outcome, count in {"written": counts.writes, "failed": counts.writes_failed}.items():
+        sheet.add(catalog.ENGINE_WRITES, count, (outcome,))
+    sheet.add(catalog.ENGINE_WRITTEN_BYTES, counts.written_bytes)
+    sheet.add(catalog.ENGINE_REMOVED, counts.removed)
+    sheet.add(catalog.ENGINE_REMOVALS_FAILED, counts.removals_failed)
 
 
 class _Sheet:

@@ -17,6 +17,7 @@ from dataplane.core.segments import BLOCK_BYTES
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.io.arena import Arena
 from dataplane.io.clock import Clock
+from dataplane.io.engines.objects import ObjectEngine, ObjectStore
 from dataplane.io.ssd import SsdLimits, SsdStore
 from dataplane.io.ssd_disk import Disk
 from dataplane.io.ssd_files import Files
@@ -234,7 +235,7 @@ def policy_of(
 
 
 class SsdNode:
-    """One life of a node's tiers over a folder that outlives it."""
+    """One life of a node's tiers over a folder that outlives it, and over a store of objects if there is one."""
 
     def __init__(
         self,
@@ -246,6 +247,7 @@ class SsdNode:
         staging_bytes: int = 4 * MIB,
         segment_min_bytes: int = 64 * KIB,
         write_bytes_per_s: int = 0,
+        objects: ObjectStore | None = None,
     ) -> None:
         self.now_ns = 1
         self.workers = Steps()
@@ -255,7 +257,12 @@ class SsdNode:
         self.arena = Arena(dram_bytes)
         folder.mkdir(exist_ok=True)
         self.root = folder / "ssd"
-        self.disk = Disk(self.root, load_node_key(folder, Files()), self.files)
+        node_key = load_node_key(folder, Files())
+        self.disk = (
+            Disk(self.root, node_key, self.files)
+            if objects is None
+            else ObjectEngine(self.root, node_key, objects, self.files)
+        )
         self.store = SsdStore(
             self.core,
             self.tier,

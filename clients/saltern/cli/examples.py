@@ -17,6 +17,8 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "serve node": (
         "saltern serve node --node-id node-1 --control 127.0.0.1:7700 --api-key-file node-1.key"
         " --dram-bytes 64GiB --state-dir /var/lib/saltern/node-1",
+        "saltern serve node --node-id node-1 --control 127.0.0.1:7700 --api-key-file node-1.key --dram-bytes 64GiB"
+        " --state-dir /var/lib/saltern/node-1 --engine mooncake --mooncake-master 10.0.0.5:50051 --ssd-bytes 1TiB",
     ),
     "serve rewrap": ("saltern serve rewrap --state-dir /var/lib/saltern/control --rotate",),
     "tenant create": ("saltern tenant create acme --display-name 'Acme Corp'",),
