@@ -52,7 +52,7 @@ def one_by_one(
     core: CacheCore, partition: Partition, keys: Sequence[BlockKey], size_bytes: int, now_ns: int, *, reads: bool
 ) -> None:
     for key in keys:
-        if core.lookup(partition, (key,))[0]:
+        if key in core._open_index(partition).entries:  # a lookup's miss would count
             if reads:
                 core.get_end(core.get_start(partition, (key,), now_ns))
         elif isinstance(ticket := core.put_start(partition, key, size_bytes, now_ns), PutTicket):
