@@ -43,6 +43,7 @@ except ImportError:
     DmaBufMR = None
 
 _DESCRIPTORS: Final = "/proc/self/fd"
+_CHANNEL_TRIES: Final = 5
 #: A request must be made with a span; one that moves nothing is told afterwards that it has none.
 _NO_SPAN: Final = (LocalSpan(0, 0, 0),)
 _channels: Final = threading.Lock()
@@ -119,20 +120,22 @@ class PyverbsBinding:
     def create_channel(self, device: Handle) -> tuple[Handle, int]:
         # Two channels made at once could not be told apart by their descriptors.
         with _channels:
-            before = _descriptors()
-            try:
-                channel = CompChannel(device)
-            except PyverbsError as error:
-                raise _fault("ibv_create_comp_channel", error) from error
-            new = {number for number in _descriptors() - before if _is_of_events(number)}
-        descriptor = getattr(channel, "fd", None)
-        if descriptor is None:
-            if len(new) != 1:
-                channel.close()
-                raise VerbsError("ibv_create_comp_channel: its file descriptor", errno.EBADF)
-            (descriptor,) = new
-        os.set_blocking(descriptor, False)
-        return channel, descriptor
+            for _ in range(_CHANNEL_TRIES):
+                before = _descriptors()
+                try:
+                    channel = CompChannel(device)
+                except PyverbsError as error:
+                    raise _fault("ibv_create_comp_channel", error) from error
+                descriptor = getattr(channel, "fd", None)
+                if descriptor is None:
+                    new = [number for number in _descriptors() - before if _is_of_events(number)]
+                    if len(new) != 1:  # other threads have opened and closed descriptors meanwhile
+                        channel.close()
+                        continue
+                    (descriptor,) = new
+                os.set_blocking(descriptor, False)
+                return channel, descriptor
+        raise VerbsError("ibv_create_comp_channel: its file descriptor", errno.EBADF)
 
     def close_channel(self, channel: Handle) -> None:
         with _channels:  # its number, free again, would be taken for one that was there before
@@ -272,8 +275,13 @@ def _raw(entry: Any) -> RawCompletion:
 
 
 def _descriptors() -> set[int]:
-    """All of this process, by number alone: a node has thousands, and its event loop waits meanwhile."""
-    return set(map(int, os.listdir(_DESCRIPTORS)))  # noqa: PTH208 - names are all that is wanted
+    """Those of this process, by number alone: a node has thousands, and its event loop waits meanwhile."""
+    found = set(map(int, os.listdir(_DESCRIPTORS)))  # noqa: PTH208 - names are all that is wanted
+    # The listing's own is closed by now, and the lowest number that is free: the one that a channel will get.
+    free = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.close(free)
+    found.discard(free)
+    return found
 
 
 def _is_of_events(descriptor: int) -> bool:
