@@ -102,7 +102,7 @@ def check_memory(plan: Plan) -> None:
     Raises:
         ResourceExhaustedError: the node would take more than half of what is free now.
     """
-    free_bytes = _available_bytes()
+    free_bytes = available_bytes()
     if plan.dram_bytes > free_bytes // 2:
         raise ResourceExhaustedError(
             f"the demo's node would take {format_size(plan.dram_bytes)} and {format_size(free_bytes)} are free here",
@@ -111,7 +111,7 @@ def check_memory(plan: Plan) -> None:
         )
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     """Memory that can be had without swapping (proc(5), MemAvailable), or what is plainly free."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():

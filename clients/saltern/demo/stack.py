@@ -1,4 +1,4 @@
-"""A private Saltern for the demo: ``saltern up`` as a child process, on free ports, in a folder that goes with it."""
+"""A private Saltern: ``saltern up`` as a child process, on free ports, in a folder that goes with it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final
 
 from saltern.cli.failure import one_line
 from saltern.cli.stack import read_run_file
@@ -36,6 +36,14 @@ class Stack:
     node_pid: int
 
 
+@dataclass(frozen=True, slots=True)
+class RunningUp:
+    """A running ``saltern up``: its folder, which is removed with it, and what its run.json says."""
+
+    folder: Path
+    run: Mapping[str, Any]
+
+
 @contextlib.contextmanager
 def running_stack(*, dram_bytes: int, environment: Mapping[str, str]) -> Iterator[Stack]:
     """Start a stack with one node, yield it when it serves, stop it and remove its data at the end of the block.
@@ -43,50 +51,66 @@ def running_stack(*, dram_bytes: int, environment: Mapping[str, str]) -> Iterato
     Raises:
         UnavailableError: it did not start; the hint holds the last line that it said.
     """
+    with running_up(("--dram", str(dram_bytes), "--nodes", "1"), environment=environment) as up:
+        node = up.run["nodes"][0]
+        yield Stack(
+            control=up.run["control_endpoint"],
+            admin_api_key_file=Path(up.run["admin_api_key_file"]),
+            wire_endpoint=node["wire_endpoint"],
+            grpc_endpoint=node["grpc_endpoint"],
+            node_pid=node["pid"],
+        )
+
+
+@contextlib.contextmanager
+def running_up(options: Sequence[str], *, environment: Mapping[str, str], purpose: str = "demo") -> Iterator[RunningUp]:
+    """Run ``saltern up OPTIONS`` for the time of the block; it is stopped and gone afterwards, also after kill -9.
+
+    Raises:
+        UnavailableError, FailedPreconditionError: as :func:`running_stack`.
+    """
     # Postgres refuses to run as root and then runs as another user, who must be able to pass through this folder.
-    folder = Path(tempfile.mkdtemp(prefix="saltern-demo-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"saltern-{purpose}-"))
     data_dir, log_path = folder / "data", folder / "up.log"
     try:
         folder.chmod(0o755)
         with log_path.open("wb") as log:
-            process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
-                [
-                    *(sys.executable, "-P", "-m", "saltern.demo.bound_child", str(os.getpid()), str(folder)),
-                    *("up", "--data-dir", str(data_dir), "--dram", str(dram_bytes), "--nodes", "1", "--ports", "auto"),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**_clean_environment(), **environment},
-                # Ctrl-C is for us: we then stop the stack in order, instead of both at once.
-                start_new_session=True,
+            process = start_bound(
+                folder, ("up", "--data-dir", str(data_dir), *options, "--ports", "auto"), log, environment
             )
         try:
-            yield _wait_ready(process, data_dir, log_path)
+            yield RunningUp(folder, _wait_ready(process, data_dir, log_path))
         finally:
             _stop(process)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def start_bound(
+    folder: Path, arguments: Sequence[str], log: IO[bytes], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Run ``saltern ARGUMENTS``, which ends when this process does; ``folder`` is removed if that was by kill -9."""
+    return subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
+        [sys.executable, "-P", "-m", "saltern.demo.bound_child", str(os.getpid()), str(folder), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={**_clean_environment(), **environment},
+        # Ctrl-C is for us: we then stop what we started in order, instead of all at once.
+        start_new_session=True,
+    )
+
+
 def _clean_environment() -> dict[str, str]:
-    """Our environment without settings of another stack: the demo's is its own."""
+    """Our environment without settings of another stack: a private one has its own."""
     return {name: value for name, value in os.environ.items() if not name.startswith("SALTERN_")}
 
 
-def _wait_ready(process: subprocess.Popen[bytes], data_dir: Path, log_path: Path) -> Stack:
+def _wait_ready(process: subprocess.Popen[bytes], data_dir: Path, log_path: Path) -> dict[str, Any]:
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if (data_dir / "run.json").exists():
-            run = read_run_file(data_dir)
-            node = run["nodes"][0]
-            return Stack(
-                control=run["control_endpoint"],
-                admin_api_key_file=Path(run["admin_api_key_file"]),
-                wire_endpoint=node["wire_endpoint"],
-                grpc_endpoint=node["grpc_endpoint"],
-                node_pid=node["pid"],
-            )
+            return read_run_file(data_dir)
         if process.poll() is not None:
             raise _start_error(f"`saltern up` ended with exit code {process.returncode} instead of serving", log_path)
         time.sleep(_POLL_S)
@@ -98,7 +122,7 @@ def _start_error(message: str, log_path: Path) -> SalternError:
     said = [line for line in tail.splitlines() if line.startswith(("error:", "hint:"))] or tail.splitlines()[-1:]
     if "SERVER_NOT_INSTALLED" in tail or "saltern-server is not installed" in tail:
         return FailedPreconditionError(
-            "the demo runs a server, and saltern-server is not installed here",
+            "this runs a server, and saltern-server is not installed here",
             reason="SERVER_NOT_INSTALLED",
             hint="pip install 'saltern-server[embedded]' into this environment",
         )
