@@ -17,6 +17,8 @@ import pytest
 
 from dataplane.io.regions import TENANT_REGIONS_MAX_BYTES
 from dataplane.io.shm import listen_unix
+from dataplane.io.stream import Script
+from dataplane.io.transfers import Transfers
 from saltern import wire
 from saltern.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, SalternError
 from saltern.wire import Opcode
@@ -142,10 +144,32 @@ def test_i7_a_wrong_sum_in_a_region_stores_nothing(local: WireClient, segment: S
     assert local.lookup(key(1)).found == b"\x00"
 
 
+@pytest.mark.parametrize("copied", [0, 1], ids=["before the copy", "in the middle of it"])
 def test_i7_a_segment_rewritten_during_the_put_is_stored_as_claimed_or_not_at_all(
-    local: WireClient, segment: Segment
+    local: WireClient, segment: Segment, monkeypatch: pytest.MonkeyPatch, copied: int
 ) -> None:
     """The sum is taken over the node's own copy, so a torn copy can never pass for the claimed bytes."""
+    local.register([segment.descriptor], 8 * MIB)
+    claimed, other = block(1, 4 * MIB), block(2, 4 * MIB)
+    copy_and_sum = Transfers._copy_and_sum
+
+    def rewritten(transfers: Transfers, source: memoryview, target: memoryview) -> Script[int]:
+        copying = copy_and_sum(transfers, source, target)
+        for _ in range(copied):
+            yield next(copying)
+        segment.memory[: 4 * MIB] = other
+        return (yield from copying)
+
+    monkeypatch.setattr(Transfers, "_copy_and_sum", rewritten)
+    segment.memory[: 4 * MIB] = claimed
+    assert put_regional(local, key(1), [4 * MIB], [wire.checksum(claimed)], [0]).codes == bytes([15])
+    assert local.get(key(1)) == {}
+    segment.memory[: 4 * MIB] = claimed
+    code = put_regional(local, key(1), [4 * MIB], [wire.checksum(other)], [0]).codes
+    assert (code, local.get(key(1))) == ((bytes([15]), {}) if copied else (bytes([0]), {key(1): other}))
+
+
+def test_i7_a_segment_that_is_rewritten_all_the_time_is_never_stored_torn(local: WireClient, segment: Segment) -> None:
     local.register([segment.descriptor], 8 * MIB)
     claimed, other = block(1, 4 * MIB), block(2, 4 * MIB)
     done = threading.Event()
