@@ -16,7 +16,8 @@ from saltern.rdma import BINDING_NAMES, Device
 from tests.rdma.extent import by_extent
 from tests.rdma.sides import close_shared_devices, pinned_kib, resources
 
-_HAS_DEVICE = any(port.is_active for port in Device.discover())
+_PORTS = Device.discover()
+_HAS_DEVICE = any(port.is_active for port in _PORTS)
 #: In the guest a missing device is a fault of the recipe, not a reason to pass.
 _IN_GUEST = os.environ.get("SALTERN_RDMA_VM") == "1"
 
@@ -47,7 +48,7 @@ def _nothing_left() -> Iterator[None]:
     if not _HAS_DEVICE:
         yield
         return
-    device = Device.discover()[0].device
+    device = _PORTS[0].device
     before = resources(device), _open_files(), pinned_kib()
     yield
     close_shared_devices()

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import pytest
 import structlog.testing
-from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from saltern.cli import rdma_facts
@@ -84,8 +83,8 @@ def _of(node: StaticNode, name: str, **labels: str) -> float:
     """One sample, 0 if it is not there. The rest of the page is long, and is not parsed."""
     page = ask(node.metrics_endpoint, "/metrics").body.decode()
     lines = [line for line in page.splitlines() if line.startswith(f"saltern_node_{name}{{")]
-    (family,) = list(parse_text("\n".join([*lines, ""]))) or [Metric(name, "", "untyped")]
-    return sum(sample.value for sample in family.samples if sample.labels == labels)
+    families = parse_text("\n".join([*lines, ""]))
+    return sum(sample.value for family in families for sample in family.samples if sample.labels == labels)
 
 
 def test_a_node_that_offers_none_is_told_of_once_and_served_by_the_next(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,9 +24,9 @@ from tests.support.waiting import wait_until
 
 KIB = 1024
 #: Of each tenant, whose DRAM holds at most 32 of them.
-COUNT = by_extent(quick=48, usual=96)
+COUNT = by_extent(quick=48, usual=64, full=96)
 SIZE_BYTES = 64 * KIB
-ROUNDS = by_extent(quick=2, usual=4)
+ROUNDS = by_extent(quick=2, usual=3, full=4)
 TENANTS = {
     "acme": tenant_policy(limit_bytes=2 * MIB, ssd_limit_bytes=32 * MIB),
     "blue": tenant_policy(limit_bytes=2 * MIB, ssd_limit_bytes=32 * MIB),

@@ -111,6 +111,7 @@ def test_a_chain_survives_the_garbage_collector(binding: str) -> None:
     def child() -> None:
         with connected(binding, binding, send_requests=128) as (node, client):
             node.memory[:64] = bytes(range(64))
+            gc.freeze()  # what was here before the chains is nothing to it
             for _ in range(20):
                 ended = node.run(*(Write((node.region.local(at, 1),), client.region.remote(at, 1)) for at in range(64)))
                 gc.collect()

@@ -7,7 +7,7 @@ import os
 import warnings
 from typing import ClassVar
 
-from saltern.errors import FailedPreconditionError
+from saltern.errors import FailedPreconditionError, SalternError
 from saltern.rdma import sysfs
 from saltern.rdma.bindings import load_binding
 from saltern.rdma.bindings.interface import Binding, Handle, VerbsError
@@ -40,7 +40,7 @@ class Device(Resource):
 
     def __init__(self, choice: DeviceChoice | None = None, *, mtu_bytes: int | None = None, binding: str = "") -> None:
         # Devices first: "no device" is the truth on most machines, and no library would mend that.
-        self.chosen: Chosen = choose(sysfs.read_ports(), choice)
+        self.chosen: Chosen = _choose(choice)
         super().__init__(load_binding(binding))
         name, port = self.chosen.port.device, self.chosen.port.port
         with verbs(f"opening RDMA device {name}"):
@@ -104,6 +104,14 @@ class ProtectionDomain(Resource):
 
     def _destroy(self, handle: Handle) -> None:
         self._binding.free_domain(handle)
+
+
+def _choose(choice: DeviceChoice | None) -> Chosen:
+    """By the rows of GID tables that are in use, as a rule; by all of them before anything is said to be missing."""
+    try:
+        return choose(sysfs.read_ports(whole=False), choice)
+    except SalternError:
+        return choose(sysfs.read_ports(), choice)
 
 
 def _open_device(binding: Binding, name: str) -> Handle:

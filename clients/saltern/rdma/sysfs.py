@@ -13,11 +13,18 @@ from typing import Final
 from saltern.rdma.values import Gid, GidEntry, GidType, LinkLayer, PortFacts
 
 SYSFS: Final = Path("/sys/class/infiniband")
+#: In a row. Tables have 256 to 1024 rows, a few of them used; every session of a client looks for its GID.
+_EMPTY_ROWS: Final = 32
 
 
-def read_ports(root: Path = SYSFS) -> tuple[PortFacts, ...]:
-    """Every port of every RDMA device, by name and number; empty where the kernel has no RDMA at all."""
-    return tuple(_port(path) for path in sorted(root.glob("*/ports/*"), key=_order))
+def read_ports(root: Path = SYSFS, *, whole: bool = True) -> tuple[PortFacts, ...]:
+    """Every port of every RDMA device, by name and number; empty where the kernel has no RDMA at all.
+
+    Args:
+        whole: look at every row of each GID table. Else what lies behind many empty rows is left out: the kernel puts a
+            new GID into the first row that is free.
+    """
+    return tuple(_port(path, whole=whole) for path in sorted(root.glob("*/ports/*"), key=_order))
 
 
 def read_network_mtu_bytes(network_device: str, root: Path = Path("/sys/class/net")) -> int | None:
@@ -43,23 +50,28 @@ def _order(path: Path) -> tuple[str, int]:
     return path.parent.parent.name, int(path.name)
 
 
-def _port(path: Path) -> PortFacts:
+def _port(path: Path, *, whole: bool) -> PortFacts:
     ethernet = _text(path / "link_layer") == "Ethernet"
     return PortFacts(
         device=path.parent.parent.name,
         port=int(path.name),
         is_active=_text(path / "state").endswith("ACTIVE"),
         link_layer=LinkLayer.ETHERNET if ethernet else LinkLayer.INFINIBAND,
-        gids=tuple(_gids(path)),
+        gids=tuple(_gids(path, whole=whole)),
     )
 
 
-def _gids(path: Path) -> Iterator[GidEntry]:
+def _gids(path: Path, *, whole: bool) -> Iterator[GidEntry]:
     root, link_layer = str(path), _text(path / "link_layer")
+    empty_rows = 0
     for index in sorted(int(name) for name in _names(path / "gids")):
         text = _read(f"{root}/gids/{index}")
-        if not text.strip("0:"):
-            continue  # an empty row, or one that cannot be read
+        if not text.strip("0:"):  # an empty row, or one that cannot be read
+            empty_rows += 1
+            if empty_rows == _EMPTY_ROWS and not whole:
+                return
+            continue
+        empty_rows = 0
         yield GidEntry(
             index=index,
             gid=Gid.parse(text),

@@ -42,6 +42,13 @@ def test_ports_are_read_with_types_and_network_devices(tmp_path: Path) -> None:
     )
 
 
+def test_a_row_behind_many_empty_ones_is_found_by_whoever_reads_all_of_them(tmp_path: Path) -> None:
+    rows = [("fe80::1", "IB/RoCE v1", ""), *[(ZERO, "", "")] * 40, ("fe80::2", "IB/RoCE v1", "")]
+    add_port(tmp_path, "mlx5_0", rows, state="4: ACTIVE", layer="InfiniBand")
+    assert [entry.index for entry in read_ports(tmp_path)[0].gids] == [0, 41]
+    assert [entry.index for entry in read_ports(tmp_path, whole=False)[0].gids] == [0]
+
+
 def test_a_machine_without_rdma_has_no_ports(tmp_path: Path) -> None:
     assert read_ports(tmp_path / "class" / "infiniband") == ()
     assert read_network_mtu_bytes("eth0", tmp_path) is None
