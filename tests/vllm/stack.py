@@ -65,7 +65,7 @@ class CacheNode:
         self.shm_path = folder / f"{name}.sock"
         self._folder = folder
         self._ready_file = folder / f"{name}.ready"
-        self._port = _free_port()
+        self._port = free_port()
         self._address = _INSIDE if has_door else "127.0.0.1"
         self._door = Door((_INSIDE, self._port), ("127.0.0.1", self._port)) if has_door else None
         self._arguments = ["--node-id", name, "--control", control, "--api-key-file", str(key_file)]
@@ -150,10 +150,13 @@ class CacheNode:
 class Stack:
     """What runs, with its administrator; made by :func:`running_stack`."""
 
-    def __init__(self, folder: Path, resources: ExitStack, *, has_door: bool) -> None:
+    def __init__(
+        self, folder: Path, resources: ExitStack, *, has_door: bool, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         data_dir = folder / "data"
-        up = _start(["up", "--data-dir", str(data_dir), "--nodes", "0", "--ports", "auto"], folder, folder / "up.log")
+        arguments = ["up", "--data-dir", str(data_dir), "--nodes", "0", "--ports", "auto"]
+        up = _start(arguments, folder, folder / "up.log", environment)
         resources.callback(_end, up)
         self._up = up
         run_file = data_dir / "run.json"
@@ -234,11 +237,12 @@ class Stack:
 
 
 @contextmanager
-def running_stack(*, has_door: bool = True) -> Iterator[Stack]:
+def running_stack(*, has_door: bool = True, environment: Mapping[str, str] | None = None) -> Iterator[Stack]:
     """The stack for the time of the block; the end of what its processes said is told if that ends badly.
 
     Args:
         has_door: see :class:`CacheNode`.
+        environment: more of it, for the control plane.
     """
     folder = Path(tempfile.mkdtemp(prefix="saltern-vllm-"))
     folder.chmod(0o755)  # Postgres runs as another user when we are root
@@ -246,7 +250,7 @@ def running_stack(*, has_door: bool = True) -> Iterator[Stack]:
         outer.callback(shutil.rmtree, folder)
         with ExitStack() as resources:
             try:
-                stack = Stack(folder, resources, has_door=has_door)
+                stack = Stack(folder, resources, has_door=has_door, environment=environment)
             except BaseException as error:
                 for log in sorted(folder.glob("*.log")):
                     error.add_note(f"{log.name} ends with:\n{_tail(log)}")
@@ -259,13 +263,15 @@ def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("SALTERN_")} | dict(more or {})
 
 
-def _start(arguments: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+def _start(
+    arguments: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Run ``saltern ARGUMENTS`` for as long as this process lives; if that is killed, ``folder`` goes too."""
     with log.open("ab") as file:
         return subprocess.Popen(
             [STACK_PYTHON, "-P", "-m", "saltern.demo.bound_child", str(os.getpid()), str(folder), *arguments],
             cwd=ROOT,
-            env=clean_environment(),
+            env=clean_environment(environment),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
@@ -285,7 +291,8 @@ def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-4096:]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens at."""
     with socket.socket() as probe:
         probe.bind((_INSIDE, 0))
         return int(probe.getsockname()[1])
