@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from saltern.errors import InvalidArgumentError
@@ -28,6 +28,9 @@ parts = st.lists(
 
 
 @given(parts, parts)
+@example((b"a",), ("a",))
+@example((1,), (b"\1" + bytes(7),))
+@example(("a", "b"), ("ab",))
 def test_i2_frames_are_equal_only_for_equal_arguments(one: tuple[object, ...], other: tuple[object, ...]) -> None:
     # Types count: 1 is not True, "a" is not b"a".
     same = one == other and [type(part) for part in one] == [type(part) for part in other]

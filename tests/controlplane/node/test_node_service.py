@@ -20,6 +20,8 @@ from saltern.rpc_errors import error_from_rpc
 from tests.support.control import Control, refused
 
 MIB = 1024**2
+#: A stream that does not end has not noticed; no measure of speed.
+DEADLINE_S = 60
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -230,8 +232,9 @@ async def test_a_new_process_of_a_node_fences_the_old_one(control: Control, as_n
         await old.next()
         await control.node.RegisterNode(register_request(), metadata=as_node)
         with pytest.raises(grpc.RpcError) as caught:
-            while True:
-                await old.next()
+            async with asyncio.timeout(DEADLINE_S):
+                while True:
+                    await old.next()
     error = error_from_rpc(caught.value)
     assert (type(error), error.reason) == (errors.AbortedError, "FENCED")
     report = node_pb2.ReportUsageRequest(node_id="node-1", fencing_epoch=1)
