@@ -23,6 +23,8 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--metrics-listen", metavar="HOST:PORT", help="Metrics and health over HTTP; 'off' for none. [127.0.0.1:7704]"
 )
+@click.option("--console-listen", metavar="HOST:PORT", help="Serve the console to browsers there. [off]")
+@click.option("--console-prices", type=_PATH, help="Price file, by which the console says what usage costs.")
 @click.option("--database-url", metavar="URL", help="PostgreSQL, as the application's role.")
 @click.option("--migration-database-url", metavar="URL", help="PostgreSQL, as the role that owns the schema.")
 @click.option("--state-dir", type=_PATH, help="Folder for the key-encryption key and the bootstrap token.")
@@ -56,10 +58,11 @@ def serve_control(ready_file: Path | None, signing_key_max_age: timedelta | None
     """Serve the control plane over a Postgres database.
 
     Every option but --ready-file can come from the environment instead: SALTERN_CONTROL_LISTEN,
-    SALTERN_CONTROL_METRICS_LISTEN, SALTERN_DATABASE_URL, SALTERN_MIGRATION_DATABASE_URL, SALTERN_STATE_DIR,
-    SALTERN_KMS_ENDPOINT, SALTERN_CONTROL_TLS_CERT, SALTERN_CONTROL_TLS_KEY, SALTERN_CONTROL_TLS_CLIENT_CA,
-    SALTERN_ALLOW_PLAINTEXT, SALTERN_ALLOW_UNBOUND_NODE_KEYS, SALTERN_SIGNING_KEY_MAX_AGE_S (in seconds). A URL with a
-    password in it should: everybody on the host can read a command line.
+    SALTERN_CONTROL_METRICS_LISTEN, SALTERN_CONSOLE_LISTEN, SALTERN_CONSOLE_PRICES, SALTERN_DATABASE_URL,
+    SALTERN_MIGRATION_DATABASE_URL, SALTERN_STATE_DIR, SALTERN_KMS_ENDPOINT, SALTERN_CONTROL_TLS_CERT,
+    SALTERN_CONTROL_TLS_KEY, SALTERN_CONTROL_TLS_CLIENT_CA, SALTERN_ALLOW_PLAINTEXT, SALTERN_ALLOW_UNBOUND_NODE_KEYS,
+    SALTERN_SIGNING_KEY_MAX_AGE_S (in seconds). A URL with a password in it should: everybody on the host can read a
+    command line.
     """
     import uvloop
 

@@ -40,6 +40,7 @@ from controlplane.auth.service import AuthService
 from controlplane.auth.signing_keys import SigningKeys, load_key_ring
 from controlplane.auth.verifier import TokenVerifier
 from controlplane.clock import Clock, utc_now
+from controlplane.console.part import ConsolePart
 from controlplane.db import Database, connect
 from controlplane.db.catalogue import require_row_security
 from controlplane.files import announced, make_folder
@@ -112,6 +113,7 @@ class ControlPlane:
     Attributes:
         endpoint: where it listens; the port is the real one.
         metrics_endpoint: where it serves metrics; empty for nowhere.
+        console_url: where it serves the console; empty for nowhere.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class ControlPlane:
     ) -> None:
         self.endpoint = endpoint
         self.metrics_endpoint = metrics_endpoint
+        self.console_url = ""
         self._metrics = metrics
         self._server = server
         self._health = health_service
@@ -143,8 +146,8 @@ async def serve(settings: ControlSettings, *, ready_file: Path | None = None) ->
     """Run the control plane until SIGTERM or SIGINT.
 
     Args:
-        ready_file: written when the process serves (JSON: ``endpoint``, ``metrics_endpoint``, ``pid``), removed at the
-            end.
+        ready_file: written when the process serves (JSON: ``endpoint``, ``metrics_endpoint``, ``console_url`` and
+            ``pid``), removed at the end.
 
     Raises:
         SalternError: it cannot start; one line that says what, why and what to do.
@@ -158,6 +161,7 @@ async def serve(settings: ControlSettings, *, ready_file: Path | None = None) ->
         announcement = {
             "endpoint": str(control_plane.endpoint),
             "metrics_endpoint": control_plane.metrics_endpoint,
+            "console_url": control_plane.console_url,
             "pid": os.getpid(),
         }
         with announced(ready_file, announcement):
@@ -171,9 +175,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
     _prepare_state_dir(settings.state_dir)
     await asyncio.to_thread(migrations.upgrade, _migration_url(settings))
     async with AsyncExitStack() as stack:
-        database = connect(settings.database_url.get_secret_value())
-        stack.push_async_callback(database.close)
-        await _require_row_security(database)
+        database = await _open_database(settings, stack)
         kms = None if settings.kms_endpoint is None else KmsClient(settings.kms_endpoint)
         if kms is not None:
             stack.push_async_callback(kms.close)
@@ -186,11 +188,12 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         feed = PolicyFeed(settings.database_url.get_secret_value())
         leases = LeaseKeeper(database, clock, lease_duration=timedelta(seconds=settings.lease_duration_s))
         metrics = ControlMetrics(database, clock)
+        console = ConsolePart(settings)
         server = grpc.aio.server(
             interceptors=[
                 *interceptors(),
                 metrics,
-                AuthenticationDoor(TokenVerifier(database, keys, clock), denials),
+                AuthenticationDoor(TokenVerifier(database, keys, clock), denials, console.voucher),
             ],
             options=(*_OPTIONS, *connection_limits()),
             maximum_concurrent_rpcs=_CALLS_MAX,
@@ -234,12 +237,13 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         health_service = await _add_health_and_reflection(server, SERVICE_NAMES)
         tls = None if settings.tls is None else ReloadingTls(settings.tls, _log)
         endpoint = bind(server, settings.listen, tls)
+        console.bind(server, stack)
 
         background = partial(_in_background, stack, metrics)
         background(feed.run(), "policy feed")
         background(leases.run(), "leases")
-        closer = HourCloser(database, clock, retention=timedelta(days=settings.usage_retention_days))
-        background(closer.run(), "closing of usage")
+        retention = timedelta(days=settings.usage_retention_days)
+        background(HourCloser(database, clock, retention=retention).run(), "closing of usage")
         background(restored.run(), "restore watch")
         keeper = KeyKeeper(
             database,
@@ -262,19 +266,28 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
             endpoint, server, health_service, feed, metrics=metrics, metrics_endpoint=metrics_endpoint
         )
         stack.push_async_callback(control_plane.drain)
-        for listening in (settings.listen if tls is None else None, settings.metrics_listen):
-            if listening is not None and not listening.is_loopback:
-                _log.warning("listening in plain text beyond this host", endpoint=str(listening))
+        control_plane.console_url = await console.serve(stack, database, clock, tls)
+        _warn_of_plaintext(settings)
         _log.info("serving", endpoint=str(endpoint), issuer=keys.ring.key_set.issuer)
         yield control_plane
 
 
-async def _require_row_security(database: Database) -> None:
-    """Raise FailedPreconditionError if row-level security does not bind this process (I2)."""
+def _warn_of_plaintext(settings: ControlSettings) -> None:
+    plain = (settings.listen, settings.console_listen) if settings.tls is None else ()
+    for listening in (*plain, settings.metrics_listen):
+        if listening is not None and not listening.is_loopback:
+            _log.warning("listening in plain text beyond this host", endpoint=str(listening))
+
+
+async def _open_database(settings: ControlSettings, stack: AsyncExitStack) -> Database:
+    """Connect; raise FailedPreconditionError if row-level security does not bind this process (I2)."""
+    database = connect(settings.database_url.get_secret_value())
+    stack.push_async_callback(database.close)
     try:
         await require_row_security(database)
     except SQLAlchemyError as error:
         raise database_failure(error) or error from None
+    return database
 
 
 async def _look_whether_restored(restored: RestoreWatch) -> None:

@@ -39,6 +39,9 @@ class ControlSettings(BaseSettings):
         listen: ``SALTERN_CONTROL_LISTEN``.
         metrics_listen: ``SALTERN_CONTROL_METRICS_LISTEN``: where metrics are served over HTTP; None, or the text
             ``off``, for nowhere.
+        console_listen: ``SALTERN_CONSOLE_LISTEN``: where the console serves browsers; None, or the text ``off``, for
+            nowhere. It shows the certificate of ``tls_cert``.
+        console_prices: ``SALTERN_CONSOLE_PRICES``: a price file, by which the console says what usage costs.
         database_url: ``SALTERN_DATABASE_URL``: the application role, without BYPASSRLS.
         migration_database_url: ``SALTERN_MIGRATION_DATABASE_URL``: the role that owns the schema; unset where the
             schema is that of this release already.
@@ -74,6 +77,10 @@ class ControlSettings(BaseSettings):
         default=Endpoint("127.0.0.1", METRICS_PORT_DEFAULT),
         validation_alias=AliasChoices("SALTERN_CONTROL_METRICS_LISTEN"),
     )
+    console_listen: Annotated[Endpoint | None, NoDecode] = Field(
+        default=None, validation_alias=AliasChoices("SALTERN_CONSOLE_LISTEN")
+    )
+    console_prices: Path | None = Field(default=None, validation_alias=AliasChoices("SALTERN_CONSOLE_PRICES"))
     database_url: SecretStr = Field(validation_alias=AliasChoices("SALTERN_DATABASE_URL"))
     migration_database_url: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("SALTERN_MIGRATION_DATABASE_URL")
@@ -134,9 +141,9 @@ class ControlSettings(BaseSettings):
     def _parse_listen(cls, value: object) -> object:
         return parse_endpoint(value) if isinstance(value, str) else value
 
-    @field_validator("metrics_listen", mode="before")
+    @field_validator("metrics_listen", "console_listen", mode="before")
     @classmethod
-    def _parse_metrics_listen(cls, value: object) -> object:
+    def _parse_listen_or_off(cls, value: object) -> object:
         if value == "off":
             return None
         return parse_endpoint(value) if isinstance(value, str) else value
@@ -173,6 +180,8 @@ def load_settings(**given: object) -> ControlSettings:
         ) from None
     if settings.tls is None:
         check_plaintext(settings.listen, allow_plaintext=settings.allow_plaintext, what="--listen")
+        if settings.console_listen is not None:
+            check_plaintext(settings.console_listen, allow_plaintext=settings.allow_plaintext, what="--console-listen")
     if settings.metrics_listen is not None:
         check_plaintext(settings.metrics_listen, allow_plaintext=settings.allow_plaintext, what="--metrics-listen")
     return settings

@@ -211,7 +211,7 @@ _UNIQUE_WITHOUT_TENANT = """
 """
 #: What a unique violation can tell of another tenant is whether somebody has drawn the same random number; except for
 #: the id of a tenant itself, which its policy refuses before the index is asked.
-_RANDOM_COLUMNS = {"uid", "lookup", "previous_lookup"}
+_RANDOM_COLUMNS = {"uid", "lookup", "previous_lookup", "cookie_sha256"}
 
 
 def test_i2_what_must_be_unique_across_tenants_is_random(urls: Any, postgres: Any) -> None:
