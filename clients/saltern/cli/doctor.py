@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 #: A verifier accepts a token from at most 5 s in its future; warn well before that.
 _SKEW_WARN_S: Final = 2.0
+#: Nodes report every two seconds.
+_REPORT_S: Final = 2.5
+_READERS_OF_KEYS: Final = frozenset({"platform-admin", "tenant-admin", "tenant-auditor"})
 _STYLES: Final = {State.OK: "green", State.WARN: "yellow", State.FAIL: "bold red"}
 
 
@@ -71,6 +76,7 @@ def _examine(settings: Settings, namespace_id: NamespaceId | None) -> Iterator[F
     from saltern.cli import host_facts, rdma_facts
 
     yield from host_facts.packages()
+    yield from host_facts.integrations()
     yield from host_facts.host()
     yield from rdma_facts.examine()
     try:
@@ -81,7 +87,11 @@ def _examine(settings: Settings, namespace_id: NamespaceId | None) -> Iterator[F
         return
     with client as admin:
         yield from _configuration(settings, target)
-        yield from _control_plane(admin, settings)
+        claims: dict[str, Any] = {}
+        yield from _control_plane(admin, settings, claims)
+        if not claims:
+            return  # without a token there is nothing more to ask
+        yield from _books(admin, str(claims.get("role", "")), namespace_id)
         yield from _nodes(admin, settings, target.tls, namespace_id)
 
 
@@ -102,9 +112,16 @@ def _configuration(settings: Settings, target: Target) -> Iterator[Finding]:
     path = settings.api_key_file
     if path is not None and path.stat().st_mode & 0o077:
         yield warn("API key file", f"{path} can be read by others", f"chmod 600 {path}")
+    if path is not None and os.environ.get("SALTERN_API_KEY"):
+        yield warn(
+            "API key file",
+            f"SALTERN_API_KEY is set too, and not used: {path} comes first",
+            "unset one of them, so that it is clear whose key is used",
+        )
 
 
-def _control_plane(admin: AdminClient, settings: Settings) -> Iterator[Finding]:
+def _control_plane(admin: AdminClient, settings: Settings, claims: dict[str, Any]) -> Iterator[Finding]:
+    """``claims`` is filled with what the token says, if there is one."""
     from saltern.auth.v1.auth_pb2 import AUDIENCE_CONTROL
     from saltern.cli.probes import check_health
 
@@ -116,7 +133,7 @@ def _control_plane(admin: AdminClient, settings: Settings) -> Iterator[Finding]:
         yield failed("API key", error)
         return
     middle_s = (started_s + time.time()) / 2
-    claims = _claims(session)
+    claims |= _claims(session)
     owner = f"of tenant {session.tenant_id}" if session.tenant_id else "of the platform"
     yield ok("API key", f"accepted; {claims.get('role', 'unknown role')} {owner}")
     issued_at_s = claims.get("iat")
@@ -139,6 +156,41 @@ def _claims(session: ExchangeApiKeyResponse) -> dict[str, Any]:
     except (IndexError, ValueError, binascii.Error):
         return {}
     return claims if isinstance(claims, dict) else {}
+
+
+def _books(admin: AdminClient, role: str, namespace_id: NamespaceId | None) -> Iterator[Finding]:
+    """Quotas, limits and keys; asks only for what ``role`` may read, since denials are audited."""
+    from saltern.admin.v1.credentials_pb2 import ListApiKeysRequest
+    from saltern.admin.v1.namespaces_pb2 import GetNamespaceRequest
+    from saltern.admin.v1.quotas_pb2 import GetQuotaRequest
+    from saltern.admin.v1.tenants_pb2 import ListTenantsRequest
+    from saltern.admin.v1.usage_pb2 import ListNodesRequest, ListUsagesRequest
+    from saltern.cli import deployment_facts
+
+    tenant = f"tenants/{admin.tenant_id}" if admin.tenant_id else ""
+    try:
+        if role in _READERS_OF_KEYS:
+            keys = admin.iterate(admin.credentials.ListApiKeys, ListApiKeysRequest(parent=tenant), "api_keys")
+            yield from deployment_facts.of_keys(keys, datetime.now(UTC))
+        if tenant:
+            quota = admin.call(admin.quotas.GetQuota, GetQuotaRequest(name=f"{tenant}/quota"))
+            yield deployment_facts.of_quota(quota)
+            if namespace_id is not None:
+                request = GetNamespaceRequest(name=f"{tenant}/namespaces/{namespace_id}")
+                yield deployment_facts.of_namespace(admin.call(admin.namespaces.GetNamespace, request), quota)
+        elif role == "platform-admin":
+            nodes = list(admin.iterate(admin.usage.ListNodes, ListNodesRequest(), "nodes"))
+            if any(node.policy_lag for node in nodes):  # as after every change: whoever still lags then is told
+                time.sleep(_REPORT_S)
+                nodes = list(admin.iterate(admin.usage.ListNodes, ListNodesRequest(), "nodes"))
+            usages = list(admin.iterate(admin.usage.ListUsages, ListUsagesRequest(), "usages"))
+            tenants = admin.iterate(admin.tenants.ListTenants, ListTenantsRequest(), "tenants")
+            is_local = parse_endpoint(admin.endpoint).is_loopback
+            yield from deployment_facts.of_nodes(nodes, is_control_local=is_local)
+            yield deployment_facts.of_memory(nodes, usages)
+            yield from deployment_facts.of_tenants(tenants, usages)
+    except SalternError as error:
+        yield failed("books", error)
 
 
 def _nodes(

