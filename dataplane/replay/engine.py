@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -76,7 +76,7 @@ class SimulatedEngine:
 
     def replay(
         self, trace: Trace, setup: ReplaySetup, columns: Sequence[Column], progress: Progress
-    ) -> Iterator[ColumnResult]:
+    ) -> Generator[ColumnResult, None, None]:
         """As the protocol says. ``warm`` without ``cold`` serves the traffic twice and yields the second time."""
         room = Room.of(trace, setup)
         found = survey(trace)

@@ -176,7 +176,8 @@ class Simulation:
         found = None
         cached, ready_s, from_ssd = local, start_s, 0
         if self._fleet is not None and ids:
-            prompt = Prompt(self._partitions[request.tenant], ids, self._keys.of(ids), local, worker.load)
+            load = worker.loads[request.tenant]
+            prompt = Prompt(self._partitions[request.tenant], ids, self._keys.of(ids), local, load)
             found = self._fleet.locator.locate(prompt, start_s)
             cached = max(local, found.prefix)
             ready_s, from_ssd = self._read(prompt, found)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from saltern.cli.interrupts import terminated_as_interrupted
 from saltern.cli.parameters import SizeParameter
+from saltern.cli.replay_calibrate import calibrate
+from saltern.cli.report_file import write_report
 from saltern.cli.settings import Group, settings_of
 from saltern.errors import InvalidArgumentError
 
 # The engine and the loaders are imported when a command runs, so that help is quick.
 if TYPE_CHECKING:
+    from saltern.replay.engines import ReplayEngine
     from saltern.replay.results import Column
     from saltern.replay.setup import ReplaySetup, TenantQuota
     from saltern.traces.request import Trace
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path)
 _COLUMNS = ("no-cache", "cold", "warm", "shared", "after-restart", "node-lost")
 _RUN = "run"
+_MEASURED_OPTIONS = ("block_bytes", "in_flight", "speed", "transport")
 
 
 class _ReplayGroup(Group):
@@ -43,10 +48,25 @@ def replay() -> None:
 
 @replay.command(_RUN)
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
+@click.option(
+    "--engine",
+    "engine_name",
+    type=click.Choice(("simulated", "measured")),
+    default="simulated",
+    show_default=True,
+    help="In virtual time, or on real nodes that are started for it.",
+)
 @click.option("--column", "columns", multiple=True, type=click.Choice(_COLUMNS), help="Only these. [default: all]")
 @click.option("--model", default="llama-3-70b", show_default=True, metavar="NAME", help="Model profile.")
 @click.option("--hardware", default="8xa800", show_default=True, metavar="NAME", help="Profile of one engine.")
 @click.option("--profile", "profiles", multiple=True, type=_FILE, help="JSON file of profiles of your own.")
+@click.option(
+    "--calibrate",
+    "calibration",
+    type=_FILE,
+    metavar="FILE",
+    help="Fit the prefill time model to measured times to first token, see `saltern replay calibrate`.",
+)
 @click.option("--engines", type=click.IntRange(1), default=8, show_default=True, help="Model replicas.")
 @click.option(
     "--routing",
@@ -111,6 +131,19 @@ def replay() -> None:
 @click.option("--requests", type=click.IntRange(1), metavar="N", help="The first N requests only.")
 @click.option("--block-tokens", type=click.IntRange(1, 1_048_576), metavar="N", help="Block size of all of it.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn by chance.")
+@click.option(
+    "--block-bytes", type=SizeParameter(), help="Measured: bytes that stand for one block, at most its own. [64KiB]"
+)
+@click.option("--in-flight", type=click.IntRange(1, 64), metavar="N", help="Measured: prompts at once. [default: 8]")
+@click.option(
+    "--speed",
+    type=click.FloatRange(0, min_open=True),
+    metavar="X",
+    help="Measured: seconds of traffic in one second. [default: as fast as nodes answer]",
+)
+@click.option(
+    "--transport", type=click.Choice(("auto", "rdma", "shm", "tcp")), help="Measured: as of the SDK. [default: auto]"
+)
 @click.option("--json", "json_file", type=_FILE, help="Write the report here, for `saltern replay diff`.")
 @click.option("--csv", "csv_file", type=_FILE, help="Write all figures here, one on each line.")
 @click.option("--html", "html_file", type=_FILE, help="Write one page here that needs no network.")
@@ -120,6 +153,7 @@ def run(
     /,
     *,
     traces: Sequence[str],
+    engine_name: str,
     columns: Sequence[str],
     requests: int | None,
     block_tokens: int | None,
@@ -129,10 +163,12 @@ def run(
     html_file: Path | None,
     **options: Any,
 ) -> None:
-    """Replay traces in virtual time, through the node's own code, column by column.
+    """Replay traces column by column: in virtual time through the node's own code, or on real nodes.
 
     A TRACE is a file, NAME=FILE[,KEY=VALUE...] for one tenant of several (as `saltern trace compose --tenant`), or a
-    YAML composition. Ctrl-C prints what is known so far.
+    YAML composition. Ctrl-C prints what is known so far. `--engine measured` starts a control plane and nodes of its
+    own on this machine, moves real bytes through the SDK, restarts and kills nodes, and removes all of it afterwards;
+    prefill is modelled.
 
     \b
     saltern replay conversation.jsonl.gz --engines 8 --nodes 4 --node-memory 1TiB
@@ -140,13 +176,12 @@ def run(
     """
     from saltern.cli.replay_tables import print_report
     from saltern.replay.assemble import run_replay
-    from saltern.replay.engines import find_engine
     from saltern.replay.html import report_page
-    from saltern.replay.results import Column, EngineKind, encode_report
+    from saltern.replay.results import Column, encode_report
     from saltern.replay.rows import to_csv
 
     settings = settings_of(ctx)
-    engine = find_engine(EngineKind.SIMULATED)
+    engine = _engine(engine_name, options, _say if sys.stderr.isatty() and not settings.json else lambda _: None)
     trace = traces_of(traces, requests=requests, block_tokens=block_tokens, seed=seed)
     setup = _setup(options, seed)
     wanted = [Column(name) for name in columns or _COLUMNS]
@@ -155,15 +190,16 @@ def run(
         if not settings.json and sys.stderr.isatty():
             click.echo(f"\r{column}: {served:,} requests\x1b[K", err=True, nl=False)
 
-    report, ended = run_replay(trace, setup, wanted, engine, progress)
+    with terminated_as_interrupted():
+        report, ended = run_replay(trace, setup, wanted, engine, progress)
     if not settings.json and sys.stderr.isatty():
         click.echo("\r\x1b[K", err=True, nl=False)
     if json_file is not None:
-        _write(json_file, encode_report(report))
+        write_report(json_file, encode_report(report))
     if csv_file is not None:
-        _write(csv_file, to_csv(report).encode())
+        write_report(csv_file, to_csv(report).encode())
     if html_file is not None:
-        _write(html_file, report_page(report).encode())
+        write_report(html_file, report_page(report).encode())
     print_report(settings, report)
     if ended is not None:
         raise ended
@@ -196,11 +232,14 @@ def diff(ctx: click.Context, /, *, first: Path, second: Path, html_file: Path | 
     if not across_experiments:
         require_same_experiment(comparison)
     if html_file is not None:
-        _write(html_file, diff_page(comparison).encode())
+        write_report(html_file, diff_page(comparison).encode())
     if settings.json:
         replay_diff.print_json_comparison(comparison)
     else:
         replay_diff.print_changes(settings, comparison)
+
+
+replay.add_command(calibrate)
 
 
 def traces_of(names: Sequence[str], *, requests: int | None, block_tokens: int | None, seed: int) -> Trace:
@@ -239,6 +278,31 @@ def _stem(name: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in stem).strip("-") or "trace"
 
 
+def _engine(name: str, options: dict[str, Any], say: Callable[[str], None]) -> ReplayEngine:
+    """The engine of this name; raises InvalidArgumentError where an option is of the other one."""
+    from saltern.replay.engines import find_engine
+    from saltern.replay.results import EngineKind
+
+    given = {key: value for key in _MEASURED_OPTIONS if (value := options[key]) is not None}
+    kind = EngineKind(name)
+    if kind is EngineKind.MEASURED:
+        from saltern.replay.measured.engine import MeasuredEngine
+        from saltern.replay.measured.options import MeasuredOptions
+
+        return MeasuredEngine(MeasuredOptions(**given), say)
+    if given:
+        raise InvalidArgumentError(
+            f"--{next(iter(given)).replace('_', '-')} is of measured replays",
+            reason="INVALID_REPLAY",
+            hint="add --engine measured, or leave it out",
+        )
+    return find_engine(kind)
+
+
+def _say(text: str) -> None:
+    click.echo(f"\r{text}\x1b[K", err=True, nl=False)
+
+
 def _setup(options: dict[str, Any], seed: int) -> ReplaySetup:
     from saltern.replay.profiles import builtin_profiles, read_profiles
     from saltern.replay.setup import ReplaySetup, Restart, Routing, Slo, ToolDelays, Use
@@ -246,9 +310,14 @@ def _setup(options: dict[str, Any], seed: int) -> ReplaySetup:
     profiles = builtin_profiles()
     for path in options["profiles"]:
         profiles = read_profiles(path).over(profiles)
+    model, hardware = profiles.model(options["model"]), profiles.machine(options["hardware"])
+    if (calibration := options.get("calibration")) is not None:
+        from saltern.replay.calibrate import calibrated
+
+        model, hardware = calibrated(calibration, model, hardware)
     return ReplaySetup(
-        model=profiles.model(options["model"]),
-        hardware=profiles.machine(options["hardware"]),
+        model=model,
+        hardware=hardware,
         nodes=options["nodes"],
         node_bytes=options["node_memory"],
         node_ssd_bytes=options["node_ssd"],
@@ -291,12 +360,3 @@ def parse_quota(text: str) -> tuple[str, TenantQuota]:
                 hint="write TENANT,reserved=SIZE,limit=SIZE,ssd-reserved=SIZE,ssd-limit=SIZE,weight=1..1000",
             )
     return tenant, TenantQuota(**found)
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise InvalidArgumentError(
-            f"cannot write {str(path)!r} ({error.strerror})", reason="CANNOT_WRITE", hint="name another file"
-        ) from None

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from saltern.cli.failure import EXIT_INTERNAL, EXIT_OK, one_line
+from saltern.cli.interrupts import terminated_as_interrupted
 from saltern.cli.render import make_console, print_json
 from saltern.cli.settings import OUTPUT_JSON, Command, Settings, settings_of
 from saltern.errors import InvalidArgumentError
@@ -66,7 +65,7 @@ def demo(ctx: click.Context, *, trace: Path | None, output_dir: Path, requests: 
     report_path = _prepare(output_dir)
     plan = make_plan(load_trace(trace or default_trace(), requests=requests))
     check_memory(plan)
-    with _terminated_as_interrupted(), _ProgressLine(settings) as progress:
+    with terminated_as_interrupted(), _ProgressLine(settings) as progress:
         report = run_demo(plan, progress)
     document = report_dict(report)
     report_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -91,16 +90,6 @@ def _prepare(output_dir: Path) -> Path:
             hint="name another folder with --output-dir",
         ) from None
     return path
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that the stack is stopped and its data removed."""
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 class _ProgressLine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from importlib.metadata import version
 from typing import Final
 
@@ -48,8 +49,10 @@ def run_replay(
     )
     ended: BaseException | None = None
     try:
-        for result in engine.replay(trace, setup, columns, progress):
-            report.columns.append(result)
+        # Closed at once, whatever ends it: an engine may hold processes.
+        with closing(engine.replay(trace, setup, columns, progress)) as results:
+            for result in results:
+                report.columns.append(result)
         report.references = references_of(trace, setup)
     except (SalternError, KeyboardInterrupt) as error:
         ended = error

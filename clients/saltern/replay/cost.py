@@ -55,7 +55,7 @@ def store_usd_per_hour(setup: ReplaySetup) -> float:
     return setup.nodes * (memory + hardware.node_usd_per_hour) + hardware.operations_usd_per_hour
 
 
-def network_usd(setup: ReplaySetup, moved_bytes: int) -> float:
+def network_usd(setup: ReplaySetup, moved_bytes: float) -> float:
     return moved_bytes / _GIB * setup.hardware.network_usd_per_gib
 
 
@@ -65,7 +65,7 @@ def column_usd(setup: ReplaySetup, result: ColumnResult) -> float:
     engines = engines_usd_per_hour(setup) * hours
     if result.column is Column.NO_CACHE:
         return engines
-    return engines + store_usd_per_hour(setup) * hours + network_usd(setup, result.read_bytes + result.written_bytes)
+    return engines + store_usd_per_hour(setup) * hours + network_usd(setup, result.moved_bytes)
 
 
 def extra_cost(setup: ReplaySetup, result: ColumnResult) -> float | None:
@@ -116,7 +116,7 @@ def break_even_hit_rate(setup: ReplaySetup, without: ColumnResult, result: Colum
     if not is_comparable or freed_s <= 0 or not usd_per_engine_s or not result.hit_rate:
         return None
     hours = result.recorded_s / _HOUR_S
-    store_usd = store_usd_per_hour(setup) * hours + network_usd(setup, result.read_bytes + result.written_bytes)
+    store_usd = store_usd_per_hour(setup) * hours + network_usd(setup, result.moved_bytes)
     return result.hit_rate * store_usd / (freed_s * usd_per_engine_s)
 
 

@@ -1,12 +1,12 @@
 """The seam between a replay and what runs it: an engine takes one trace and one setup and yields column by column.
 
 The simulated engine is the node's own core, so it comes with the server distribution, through an entry point; the
-client never imports it.
+client never imports it. The measured one (:mod:`saltern.replay.measured`) is a client of real nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from importlib.metadata import entry_points
 from typing import Final, Protocol, cast
 
@@ -15,7 +15,7 @@ from saltern.replay.results import Column, ColumnResult, EngineKind
 from saltern.replay.setup import ReplaySetup
 from saltern.traces.request import Trace
 
-#: Entry points by the names of :class:`EngineKind`: callables without arguments that make an engine.
+#: Entry points by names of :class:`EngineKind`: callables without arguments that make an engine.
 ENTRY_POINT_GROUP: Final = "saltern.replay"
 #: Of one column: requests served so far.
 Progress = Callable[[Column, int], None]
@@ -32,7 +32,7 @@ class ReplayEngine(Protocol):
 
     def replay(
         self, trace: Trace, setup: ReplaySetup, columns: Sequence[Column], progress: Progress
-    ) -> Iterator[ColumnResult]:
+    ) -> Generator[ColumnResult, None, None]:
         """Yield the result of each column, in order; rates that compare columns are left to the caller.
 
         Where serving ends early (a damaged trace, Ctrl-C), what the column has so far is yielded with ``complete``
@@ -41,7 +41,7 @@ class ReplayEngine(Protocol):
 
 
 def find_engine(kind: EngineKind) -> ReplayEngine:
-    """Make the engine of this kind.
+    """Make the engine of this kind, one that is found by an entry point.
 
     Raises:
         FailedPreconditionError: SERVER_NOT_INSTALLED: it comes with saltern-server, which is not here.

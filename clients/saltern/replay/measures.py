@@ -32,3 +32,12 @@ class Measures(msgspec.Struct, rename="camel", kw_only=True):
     wrong_blocks: int = 0
     restart_s: float | None = None
     detection_s: float | None = None
+
+    def driver_share(self, driver_cpu_s: float) -> float | None:
+        """Of the CPU seconds of driver and nodes together."""
+        all_s = driver_cpu_s + self.node_cpu_s
+        return driver_cpu_s / all_s if all_s else None
+
+    def driver_busy(self, driver_cpu_s: float) -> float | None:
+        """Of the time: near 1 the driver has no more to give, and its own speed is what is measured."""
+        return driver_cpu_s / self.wall_s if self.wall_s else None

@@ -247,6 +247,12 @@ class ColumnResult(_Result):
     measures: Measures | None = None
 
     @property
+    def moved_bytes(self) -> float:
+        """From and to nodes, of the model's own blocks also where smaller ones stood for them."""
+        scale = 1.0 if self.measures is None else self.measures.bytes_scale
+        return (self.read_bytes + self.written_bytes) * scale
+
+    @property
     def goodput_per_s(self) -> float:
         """Completions within the SLO, each second."""
         return self.within_slo / self.duration_s if self.duration_s else 0.0

@@ -10,6 +10,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Final
 
+from saltern.replay.measures import Measures
 from saltern.replay.results import Column, ColumnResult, ReplayReport, SsdResult, TenantResult
 
 Value = float | int | None
@@ -78,8 +79,8 @@ ROWS: Final = (
     Row("prefill_s", "prefill, mean", Unit.SECONDS, lambda r: _mean(r.prefill_s, r)),
     Row("read_bytes", "read from nodes", Unit.BYTES, _cached(lambda r: r.read_bytes)),
     Row("written_bytes", "written to nodes", Unit.BYTES, _cached(lambda r: r.written_bytes)),
-    Row("read_s", "  links busy with reads", Unit.SECONDS, _cached(lambda r: r.read_s)),
-    Row("written_s", "  links busy with writes", Unit.SECONDS, _cached(lambda r: r.written_s)),
+    Row("read_s", "  time of reads", Unit.SECONDS, _cached(lambda r: r.read_s)),
+    Row("written_s", "  time of writes", Unit.SECONDS, _cached(lambda r: r.written_s)),
     Row("evictions", "evictions", Unit.COUNT, _cached(lambda r: sum(r.evictions_by_cause.values()))),
     Row("min_rho", "least rho of a tenant", Unit.RATIO, lambda r: r.min_rho),
     Row("cost_per_completion_usd", "cost per completion in target", Unit.USD, lambda r: r.cost_per_completion_usd),
@@ -101,6 +102,29 @@ SSD_ROWS: Final = (
     Row("ssd_dropped", "  not taken by SSD", Unit.COUNT, _of_ssd(lambda s: s.dropped)),
     Row("ssd_evictions", "  evicted from SSD", Unit.COUNT, _of_ssd(lambda s: s.evictions)),
     Row("ssd_resident_bytes", "  on SSD at the end", Unit.BYTES, _of_ssd(lambda s: s.resident_bytes)),
+)
+
+
+def _measured(value: Callable[[ColumnResult, Measures], Value]) -> Callable[[ColumnResult], Value]:
+    return lambda result: None if result.measures is None else value(result, result.measures)
+
+
+#: Where real nodes served.
+MEASURED_ROWS: Final = (
+    Row("wall_s", "measuring took", Unit.SECONDS, _measured(lambda _, m: m.wall_s)),
+    Row("driver_cpu_s", "CPU of the driver", Unit.SECONDS, _measured(lambda r, _: r.driver_cpu_s)),
+    Row("node_cpu_s", "CPU of the nodes", Unit.SECONDS, _cached(_measured(lambda _, m: m.node_cpu_s))),
+    Row("driver_share", "  driver's share", Unit.RATE, _cached(_measured(lambda r, m: m.driver_share(r.driver_cpu_s)))),
+    Row("driver_busy", "  driver on a CPU", Unit.RATE, _measured(lambda r, m: m.driver_busy(r.driver_cpu_s))),
+    Row(
+        "failed_blocks",
+        "blocks that no node answered for",
+        Unit.COUNT,
+        _cached(_measured(lambda _, m: m.failed_blocks)),
+    ),
+    Row("wrong_blocks", "blocks with wrong bytes", Unit.COUNT, _cached(_measured(lambda _, m: m.wrong_blocks))),
+    Row("restart_s", "restart took", Unit.SECONDS, _measured(lambda _, m: m.restart_s)),
+    Row("detection_s", "loss found out after", Unit.SECONDS, _measured(lambda _, m: m.detection_s)),
 )
 
 TENANT_ROWS: Final = (
@@ -136,7 +160,14 @@ def all_rows(*reports: ReplayReport) -> list[Row]:
     """The rows of a report, or of several beside each other: the causes of evictions stand below their sum."""
     at = next(number for number, row in enumerate(ROWS) if row.key == "evictions") + 1
     has_ssd = any(result.ssd is not None for report in reports for result in report.columns)
-    return [*ROWS[:at], *eviction_rows(*reports), *(SSD_ROWS if has_ssd else ()), *ROWS[at:]]
+    is_measured = any(result.measures is not None for report in reports for result in report.columns)
+    return [
+        *ROWS[:at],
+        *eviction_rows(*reports),
+        *(SSD_ROWS if has_ssd else ()),
+        *ROWS[at:],
+        *(MEASURED_ROWS if is_measured else ()),
+    ]
 
 
 def cell(value: Value, unit: Unit) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -45,7 +45,7 @@ class Worker:
 
     Attributes:
         backlog_s: prefill that waits or runs, as it was estimated on arrival.
-        load: what its client has read from each node.
+        loads: what its client of each tenant has read from each node.
     """
 
     number: int
@@ -53,7 +53,7 @@ class Worker:
     waiting: deque[tuple[TraceRequest, float, float]] = field(default_factory=deque)  # request, arrival, estimate
     is_busy: bool = False
     backlog_s: float = 0.0
-    load: ReadLoad = field(default_factory=ReadLoad)
+    loads: defaultdict[str, ReadLoad] = field(default_factory=lambda: defaultdict(ReadLoad))
 
 
 class Workers:
