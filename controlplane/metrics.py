@@ -32,7 +32,7 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from controlplane.clock import Clock
-from controlplane.core.readiness import DatabaseSeen, NodeSeen, judge
+from controlplane.core.readiness import DatabaseSeen, NodeSeen, Readiness, ReadyState, judge
 from controlplane.db import Database, models
 from controlplane.db.looks import look_at
 from controlplane.node.registry import LOST_AFTER
@@ -108,6 +108,8 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
         self._up = Gauge("saltern_control_database_up", "1 while the database answers.", registry=registry)
         in_use = "Connections of the pool that are in use."
         self._in_use = Gauge("saltern_control_database_connections_in_use", in_use, registry=registry)
+        health = "1 for the state of /readyz."
+        self._health = Gauge("saltern_control_health_state", health, ("state",), registry=registry)
         self._build = Info("saltern_control_build", "What runs here.", registry=registry)
         self._build.info({"version": version("saltern-server")})
         ProcessCollector(registry=registry)
@@ -194,6 +196,9 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
                 self._node_silent.labels(seen.node).set(seen.silent_s)
                 self._node_lag.labels(seen.node).set(seen.lag)
         self._in_use.set(self._database.connections_in_use)
+        readiness = self._judged(cluster)
+        for state in ReadyState:
+            self._health.labels(state.value).set(state is readiness.state)
         if "application/openmetrics-text" in accept.lower():
             page = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
             return Answer(HTTPStatus.OK, page, openmetrics.CONTENT_TYPE_LATEST)
@@ -201,15 +206,16 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
 
     async def readyz(self, _accept: str) -> Answer:
         """Whether to send calls here, with what is not as it should be; see :mod:`controlplane.core.readiness`."""
-        cluster = await self._look()
-        if cluster is None:
-            readiness = judge(None, self.is_draining)
-        else:
-            trust = () if self._trust is None else self._trust.findings()
-            readiness = judge(self._database_seen, self.is_draining, cluster.nodes, trust, ended_task=self.ended_task)
+        readiness = self._judged(await self._look())
         status = HTTPStatus.OK if readiness.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         reasons = [{"reason": finding.reason, "message": finding.message} for finding in readiness.findings]
         return Answer.of_json(status, {"state": readiness.state, "reasons": reasons})
+
+    def _judged(self, cluster: _Cluster | None) -> Readiness:
+        if cluster is None:
+            return judge(None, self.is_draining)
+        trust = () if self._trust is None else self._trust.findings()
+        return judge(self._database_seen, self.is_draining, cluster.nodes, trust, ended_task=self.ended_task)
 
     async def _look(self) -> _Cluster | None:
         async with self._lock:

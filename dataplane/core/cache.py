@@ -17,7 +17,7 @@ I9 (no growth past the lease), I12 (what the policy no longer names is gone at o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 
 from dataplane.core import refusals
 from dataplane.core.admission import check_partition, namespace_not_available
@@ -415,6 +415,14 @@ class CacheCore:
         Of ``tenants`` those that are not known, or not any more, are left out.
         """
         return node_usage(self._pool, self._ssd, self.policy, self.tenants() if tenants is None else tenants)
+
+    def displaced_bytes(self) -> Mapping[tuple[TenantId, TenantId], int]:
+        """Lengths of the entries that were evicted by (whose they were, whose puts evicted them), of the last pairs.
+
+        Tenants that are gone are not named.
+        """
+        pairs = self._pool.displaced.snapshot()
+        return {pair: size_bytes for pair, size_bytes in pairs.items() if all(of in self._pool.tenants for of in pair)}
 
     def check_invariants(self) -> None:
         """Recompute every book from what is there and assert that all agree (I4, I7, I8); for tests and simulators."""

@@ -12,6 +12,7 @@ from typing import Final
 from dataplane.core import refusals
 from dataplane.core.borrowers import Borrowers
 from dataplane.core.compaction import Move, Relocate
+from dataplane.core.displacements import Displacements
 from dataplane.core.entry import Entry, EntryState, PutRefused
 from dataplane.core.extents import GRANULE_BYTES, ArenaOffset, Extents
 from dataplane.core.held import HeldBeyond
@@ -49,6 +50,7 @@ class Pool:
         demote: told of every entry that is evicted, while its bytes are still there; it must take them before it
             returns, and must not call back into the pool.
         layout: where every entry lies; None if none can be moved.
+        displaced: who evicted whom.
         compactions, moved_bytes: puts that had entries moved, and lengths of those entries; they only grow.
         digest: XXH3-64 over so many bytes of the arena from an offset on; needed once entries are adopted.
     """
@@ -71,6 +73,7 @@ class Pool:
         self.demote: Callable[[Entry], None] | None = None
         self.layout: Layout | None = None
         self._relocate: Relocate | None = None
+        self.displaced: Final = Displacements()
         self.compactions = 0
         self.moved_bytes = 0
         self.digest: Callable[[ArenaOffset, int], int] | None = None
@@ -350,6 +353,7 @@ class Pool:
             if victim.index.owner is not requester:
                 if self.evict(victim, EvictionCause.NEIGHBOUR):
                     requester.counters.took(victim.size_bytes)
+                    self.displaced.add(victim.index.owner.tenant, requester.tenant, victim.size_bytes)
             elif at < leaving:
                 self.evict(victim, EvictionCause.NAMESPACE_LIMIT)
             else:

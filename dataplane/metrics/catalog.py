@@ -90,6 +90,9 @@ EVICTIONS = Family("evictions", "counter", "Entries evicted from DRAM, by cause.
 EVICTED_BYTES = Family("evicted_bytes", "counter", "Lengths of the entries evicted from DRAM, by cause.", _CAUSE)
 TAKEN_ENTRIES = Family("taken_entries", "counter", "Entries of others that this tenant's puts evicted.", _T)
 TAKEN_BYTES = Family("taken_bytes", "counter", "Lengths of the entries of others that its puts evicted.", _T)
+DISPLACED_BYTES = Family(
+    "displaced_bytes", "counter", "Lengths of the tenant's entries that puts of one other evicted.", ("tenant", "by")
+)
 SSD_READS = Family("ssd_reads", "counter", "Entries read back from SSD.", _T)
 SSD_READ_BYTES = Family("ssd_read_bytes", "counter", "Lengths of the entries read back from SSD.", _T)
 SSD_READ_FAILURES = Family("ssd_read_failures", "counter", "Entries on SSD that were unreadable or not intact.", _T)

@@ -117,6 +117,8 @@ class NodeCollector:
                 sheet.add(catalog.SSD_STATE, int(state == facts.ssd_state), (state,))
         if facts.engine is not None:
             _add_engine(sheet, facts.engine)
+        for (victim, taker), size_bytes in self._core.displaced_bytes().items():
+            sheet.add(catalog.DISPLACED_BYTES, size_bytes, (victim, taker))
         sheet.add(catalog.POLICY_VERSION, pool.policy_version)
         sheet.add(catalog.POLICY_APPLIED, facts.policy_applied_unix_s)
         if control is not None:

@@ -72,6 +72,8 @@ async def test_nodes_are_counted_by_whether_they_report(control: Control, monkey
     page = await scrape(control, openmetrics=True)
     assert (page.value("nodes", state="live"), page.value("nodes", state="lost")) == (1, 0)
     assert page.value("nodes_behind") == 1
+    assert sum(page.value("health_state", state=state) or 0 for state in readiness_rules.ReadyState) == 1
+    assert page.value("health_state", state="ready") == 1
 
 
 async def test_without_its_database_it_is_alive_and_not_ready(

@@ -105,6 +105,7 @@ def test_evictions_tell_the_cause_and_who_took(node: StaticNode) -> None:
     page = fresh(node, taken_bytes_total=MIB)
     assert page.value("evictions_total", tenant="acme", cause="neighbour") == 1
     assert page.value("taken_bytes_total", tenant="blue") == MIB
+    assert page.value("displaced_bytes_total", tenant="acme", by="blue") == MIB
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])
