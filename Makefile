@@ -13,7 +13,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-rdma test-vllm sim sim-leases isolation chaos faults fuzz noisy cli-reference reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay bench-vllm core-cost ssd-cost proto proto-check clean
+.PHONY: help setup setup-vllm demo test test-rdma test-engines bench-engines test-vllm sim sim-leases isolation chaos faults rehearse-upgrade fuzz noisy cli-reference reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay bench-vllm core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -49,6 +49,17 @@ $(VLLM_VENV)/.installed: tests/vllm/requirements.txt clients/pyproject.toml
 	@$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-warn-conflicts --editable clients
 	@touch $@
 
+$(VENV)/.mooncake-installed: $(VENV)/.installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check 'mooncake-transfer-engine-non-cuda>=0.3.13.post1,<0.4'
+	@touch $@
+
+# Mooncake's data port binds every interface, so it gets a network of its own, which takes root.
+test-engines: setup $(VENV)/.mooncake-installed  ## run tests/engines over a real Mooncake store, in a network of its own (root): ENGINES_ARGS="-k stranger"
+	@nice -n 10 unshare --net $(BIN)/pytest --timeout 300 tests/engines $(ENGINES_ARGS)
+
+bench-engines: setup $(VENV)/.mooncake-installed  ## measure the engines below DRAM, local and mooncake, beside Mooncake alone, in turns (root)
+	@unshare --net $(BIN)/python -m tests.engines.bench $(BENCH_ENGINES_ARGS)
+
 test-vllm: setup-vllm  ## run tests/vllm on real vLLM: VLLM_ARGS="-k engine", VLLM_ARGS=--tp adds tensor parallelism
 	@$(VLLM_VENV)/bin/python -m pytest --confcutdir=tests/vllm tests/vllm $(VLLM_ARGS)
 
@@ -68,6 +79,9 @@ chaos: setup  ## kill -9 a node KILLS=n times under load: nothing lost, nothing 
 
 faults: setup  ## kill, pause, cut and slow a node, a control plane and Postgres under load: what was lost, what was felt
 	@$(BIN)/python -m tests.faults --json build/faults.json $(FAULTS_ARGS)
+
+rehearse-upgrade: setup  ## replace control planes and nodes of an earlier commit one by one, under load, and back: UPGRADE_ARGS="--from COMMIT"
+	@$(BIN)/python -m tests.faults.upgrade --json build/upgrade.json $(UPGRADE_ARGS)
 
 SECONDS ?= 60
 fuzz: setup  ## call every RPC in every wrong way for SECONDS=n, over a control plane and a node: SEED=n repeats a run

@@ -36,9 +36,15 @@ _GETS: Final = 2
 
 
 class BenchTier:
-    """One tenant's DRAM and SSD over ``folder``; make it and use it inside a running event loop."""
+    """One tenant's DRAM and the tier below; make it and use it inside a running event loop.
 
-    def __init__(self, folder: Path, *, block_bytes: int, blocks: int, dram_bytes: int) -> None:
+    Args:
+        disk: what keeps the records of the tier below; files in ``folder`` by default.
+    """
+
+    def __init__(
+        self, folder: Path, *, block_bytes: int, blocks: int, dram_bytes: int, disk: Disk | None = None
+    ) -> None:
         self._block_bytes = block_bytes
         self._keys = [BlockKey(number.to_bytes(KEY_BYTES, "big")) for number in range(blocks)]
         self._source = os.urandom(block_bytes)
@@ -50,7 +56,7 @@ class BenchTier:
         self._arena = Arena(dram_bytes, prefault=True)
         self._workers = ThreadWorkers(asyncio.get_running_loop())
         files = Files()
-        disk = Disk(folder / "tier", load_node_key(folder, files), files)
+        disk = disk or Disk(folder / "tier", load_node_key(folder, files), files)
         self._store = SsdStore(
             self._core,
             self._tier,

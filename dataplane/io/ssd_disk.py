@@ -83,6 +83,7 @@ class Disk:
     """Segments, keys and folders below ``root``; the engine ``local`` (:mod:`dataplane.io.engines`).
 
     Attributes:
+        run_bytes: what one read takes at most: large enough for the device, small enough to spread over threads.
         has_records: False for an engine that keeps records elsewhere, and here only heads, tombstones and footers.
 
     Raises:
@@ -90,6 +91,7 @@ class Disk:
     """
 
     has_records: ClassVar[bool] = True
+    run_bytes: ClassVar[int] = 1024 * 1024
 
     def __init__(self, root: Path, node_key: bytes, files: Files | None = None) -> None:
         self.root: Final = root

@@ -31,8 +31,6 @@ from dataplane.io.workers import Failed, Workers
 from saltern.keys import BlockKey
 from saltern.names import TenantId
 
-#: One job of a reading thread takes about this much: large enough for the device, small enough to spread.
-_RUN_BYTES: Final = 1024 * 1024
 _NS: Final = 1_000_000_000
 
 
@@ -158,7 +156,7 @@ class Reader:
         run: list[ReadJob] = []
         run_bytes = 0
         for one in reads:
-            if run and (run_bytes >= _RUN_BYTES or len(run) >= RUN_MAX or not run[-1].is_before(one)):
+            if run and (run_bytes >= self._disk.run_bytes or len(run) >= RUN_MAX or not run[-1].is_before(one)):
                 self.read(run)
                 run, run_bytes = [], 0
             run.append(one)

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
+from dataplane.io.engines import MooncakeSettings
 from saltern.admin.v1.credentials_pb2 import ROLE_NODE, ROLE_PLATFORM_ADMIN, ApiKey, CreateApiKeyRequest
 from saltern.admin.v1.namespaces_pb2 import CreateNamespaceRequest, Namespace
 from saltern.admin.v1.quotas_pb2 import TIER_DRAM, TierQuota, UpdateQuotaRequest
@@ -154,9 +155,16 @@ def _answer(call: Callable[[], object]) -> str:
 
 @contextmanager
 def running_deployment(
-    tenants: Mapping[str, Quota], *, capacity_bytes: int, make_client: Callable[[Client], TenantClient]
+    tenants: Mapping[str, Quota],
+    *,
+    capacity_bytes: int,
+    make_client: Callable[[Client], TenantClient],
+    mooncake: MooncakeSettings | None = None,
 ) -> Iterator[Deployment]:
-    """Start everything, make the tenants, and stop everything at the end of the block."""
+    """Start everything, make the tenants, and stop everything at the end of the block.
+
+    ``mooncake`` is a store below the node.
+    """
     # Postgres runs as another user when we are root: it must be able to pass through this folder.
     folder = Path(tempfile.mkdtemp(prefix="saltern-isolation-"))
     folder.chmod(0o755)
@@ -203,6 +211,8 @@ def running_deployment(
                 ),
                 *("--state-dir", str(folder / "node"), "--shm-path", str(folder / "node.sock"), "--no-prefault"),
             ]
+            if mooncake is not None:
+                arguments += ["--engine", "mooncake", "--mooncake-master", str(mooncake.master), "--ssd-bytes", "64MiB"]
             stack.callback(Served(arguments, {}, folder, "node").stop)
             for tenant, quota in tenants.items():
                 joining = Member.join(

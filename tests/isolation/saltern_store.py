@@ -16,6 +16,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dataplane.core.entry import Entry
+from dataplane.io.engines import MooncakeSettings
 from dataplane.settings import SsdSettings
 from saltern import wire
 from saltern.admin_client import open_channel
@@ -58,6 +59,11 @@ from tests.support.wire_client import Segment, WireClient, connect_tcp, connect_
 DEADLINE_MS = 120_000
 FROZEN_DEADLINE_MS = 500
 _TICK_S = 0.02
+#: What a tenant may have in a store below, where the case does not say.
+_STORE_BYTES = 64 * MIB
+#: A case with this much DRAM fills it with entries of 8 bytes and counts them; a batch of gets larger than DRAM brings
+#: back its head alone (docs/ssd.md), and so the case asks for DRAM alone.
+_LARGE_BYTES = 256 * MIB
 _CHAT, _GROUP = NamespaceId("chat"), "group-1"
 _SMALL_BUFFER_BYTES = 64 * 1024
 _SHM_COPIES, _SHM_ENTRY_BYTES = 6, 8 * MIB
@@ -68,10 +74,13 @@ class SalternAdapter(StoreAdapter):
 
     Args:
         transport: of the honest clients, ``shm`` or ``tcp``; the hostile ones use every door.
+        mooncake: a store below every node, in which every tenant may have as much as it likes: what DRAM evicts is
+            there, and comes back from there.
     """
 
-    def __init__(self, transport: str = "shm") -> None:
-        self.name = f"Saltern over {transport}"
+    def __init__(self, transport: str = "shm", mooncake: MooncakeSettings | None = None) -> None:
+        self.name = f"Saltern over {transport}" + (" above Mooncake" if mooncake else "")
+        self._mooncake = mooncake
         self._transport = transport
         self._resources = ExitStack()
         self._deployments: dict[str, Deployment] = {}
@@ -81,20 +90,26 @@ class SalternAdapter(StoreAdapter):
 
     @contextmanager
     def store(self, tenants: Mapping[str, Quota], *, capacity_bytes: int) -> Iterator[Store]:
+        below = {tenant: quota.ssd_limit_bytes for tenant, quota in tenants.items()}
+        if self._mooncake is not None:
+            below = {
+                tenant: limit_bytes or (_STORE_BYTES if tenants[tenant].limit_bytes < _LARGE_BYTES else 0)
+                for tenant, limit_bytes in below.items()
+            }
         policies = {
             tenant: tenant_policy(
                 limit_bytes=quota.limit_bytes,
                 reserved_bytes=quota.reserved_bytes,
-                ssd_limit_bytes=quota.ssd_limit_bytes,
+                ssd_limit_bytes=below[tenant],
             )
             for tenant, quota in tenants.items()
         }
-        ssd_bytes = sum(quota.ssd_limit_bytes for quota in tenants.values())
+        ssd_bytes = sum(below.values())
         with ExitStack() as resources:
             ssd = None
             if ssd_bytes:
                 folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="saltern-ssd-")))
-                ssd = SsdSettings(folder / "ssd", ssd_bytes, folder)
+                ssd = SsdSettings(folder / "ssd", ssd_bytes, folder, mooncake=self._mooncake)
             node = resources.enter_context(static_node(policies, dram_bytes=capacity_bytes, ssd=ssd))
             yield SalternStore(node, self._transport, resources)
             node.check_invariants()
@@ -108,7 +123,9 @@ class SalternAdapter(StoreAdapter):
     def deployment(self, tenants: Mapping[str, Quota], *, capacity_bytes: int) -> Iterator[Deployment]:
         wanted = f"{tenants} in {capacity_bytes}"
         if wanted not in self._deployments:
-            starting = running_deployment(tenants, capacity_bytes=capacity_bytes, make_client=SalternClient)
+            starting = running_deployment(
+                tenants, capacity_bytes=capacity_bytes, make_client=SalternClient, mooncake=self._mooncake
+            )
             self._deployments[wanted] = self._resources.enter_context(starting)
         yield self._deployments[wanted]
 
@@ -226,7 +243,11 @@ class SalternStore(Store):
         return usage.ssd.used_bytes if usage and usage.ssd else 0
 
     def set_limit(self, tenant: str, limit_bytes: int) -> None:
-        self._node.change(tenant, tiers={Tier.DRAM: TierQuota(0, limit_bytes)})
+        tiers = self._node.tenants[TenantId(tenant)].tiers
+        self._node.change(tenant, tiers={**tiers, Tier.DRAM: TierQuota(0, limit_bytes)})
+        if self._node.ssd_status() is not None:
+            # What leaves DRAM is copied on its way out, some MiB at a time: the control plane waits for this, too.
+            wait_until(self._node.is_settled)
 
     def limit_namespace(self, tenant: str, namespace: str, limit_bytes: int) -> None:
         self._require_namespace(tenant, namespace)

@@ -160,6 +160,10 @@ class StaticNode:
         """What the tenants ask of the node now; read it on the node's loop where it must not move meanwhile."""
         return self._node.traffic
 
+    def is_settled(self) -> bool:
+        """Whether no tenant has more than the policy in force allows."""
+        return self.call(lambda: self._node.settled_version == self._node.applied_version)
+
     def ssd_status(self) -> SsdStatus | None:
         return self.call(lambda: self._node.ssd_status)
 

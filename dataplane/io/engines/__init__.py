@@ -59,6 +59,10 @@ class ByteEngine(Protocol):
     """
 
     @property
+    def run_bytes(self) -> int:
+        """Records of about so many bytes are read in one call."""
+
+    @property
     def ciphers(self) -> Mapping[SegmentPath, SegmentCipher]:
         """Ciphers of the segments that are there."""
 

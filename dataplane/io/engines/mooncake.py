@@ -39,12 +39,12 @@ import structlog
 
 from dataplane.io.engines import MooncakeSettings
 from dataplane.io.engines.objects import OBJECT_MAX_BYTES, Fetched
-from dataplane.io.workers import READERS
+from saltern.endpoints import Endpoint
 from saltern.errors import FailedPreconditionError
 
 _log = structlog.get_logger(__name__)
-#: One for each thread that calls: those that read, and the one that writes.
-CHANNELS: Final = READERS + 1
+#: One that is in a put, one that is in a get, and one whose records are copied meanwhile.
+CHANNELS: Final = 3
 #: Shared memory of one channel: what one call moves at most.
 CHANNEL_BYTES: Final = 2 * OBJECT_MAX_BYTES
 #: Mooncake's own buffer, which calls with registered memory do not use.
@@ -87,7 +87,8 @@ class _Child:
                 own, other = socket.socketpair()
                 self._sockets.append(own)
                 theirs.append(other)
-                self.channels.put(_Channel(self, own, memory[number * CHANNEL_BYTES : (number + 1) * CHANNEL_BYTES]))
+                start = number * CHANNEL_BYTES
+                self.channels.put(_Channel(self, own, start, memory[start : start + CHANNEL_BYTES]))
             descriptors = [self._memory_fd, *(one.fileno() for one in theirs)]
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-m", "dataplane.io.engines.mooncake_child"],
@@ -172,9 +173,10 @@ class _Child:
 
 
 class _Channel:
-    """A socket and a piece of shared memory, for one call at a time."""
+    """A socket and a piece of shared memory, for one call at a time; ``start`` is where that piece begins."""
 
-    def __init__(self, child: _Child, sock: socket.socket, memory: memoryview) -> None:
+    def __init__(self, child: _Child, sock: socket.socket, start: int, memory: memoryview) -> None:
+        self.start: Final = start
         self.memory: Final = memory
         self._child = child
         self._socket = sock
@@ -213,6 +215,8 @@ class MooncakeStore:
         self._child: _Child | None = None
         #: Why there is no child to call; empty while there is.
         self._trouble = "not connected yet"
+        #: Mooncake's calls wait in a busy loop: two at a time are slower than one after the other, and cost twice.
+        self._in_put, self._in_get = threading.Lock(), threading.Lock()
         self._first_look = threading.Event()
         self._closing = threading.Event()
         self._look_again = threading.Event()
@@ -242,9 +246,10 @@ class MooncakeStore:
                 at = 0
                 for name, data in objects[start:end]:
                     copy_bytes(channel.memory[at : at + len(data)], data)
-                    items.append([_full(name), at, len(data)])
+                    items.append([_full(name), channel.start + at, len(data)])
                     at += len(data)
-                codes = channel.ask("put", items, len(items), _CHANGE_S)
+                with self._in_put:
+                    codes = channel.ask("put", items, len(items), _CHANGE_S)
                 if _NO_SPACE in codes:
                     raise OSError(errno.ENOSPC, "Mooncake has no room")
                 for code in codes:
@@ -259,13 +264,14 @@ class MooncakeStore:
                 items: list[tuple[str, int, int]] = []
                 at = 0
                 for (name, _), size in zip(objects[start:end], sizes[start:end], strict=True):
-                    items.append((_full(name), at, size))
+                    items.append((_full(name), channel.start + at, size))
                     at += size
-                codes = channel.ask("get", items, len(items), _GET_S)
+                with self._in_get:
+                    codes = channel.ask("get", items, len(items), _GET_S)
                 for (_, offset, size), (_, views), code in zip(items, objects[start:end], codes, strict=True):
                     outcomes.append(_outcome(code, size))
                     if outcomes[-1] is Fetched.WHOLE:
-                        _scatter(channel.memory, offset, views)
+                        _scatter(channel.memory, offset - channel.start, views)
         return outcomes
 
     def remove(self, names: Sequence[str]) -> None:
@@ -320,11 +326,8 @@ class MooncakeStore:
             self._tell(f"its client has ended: {child.last_words}")
             self._child = None
             child.end()
-        try:
-            with socket.create_connection((self._settings.master.host, self._settings.master.port), _PROBE_TIMEOUT_S):
-                pass
-        except OSError as error:
-            self._tell(f"not reachable: {error.strerror or error}")
+        if why := _out_of_reach(self._settings.master):
+            self._tell(f"not reachable: {why}")
             return _PROBE_S
         if self._child is None:
             try:
@@ -365,6 +368,16 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
     """Copy outside the GIL, so that event loop and doors go on; both are writable memory of the same length."""
     assert len(target) == len(source)
     ctypes.memmove(_address(target), _address(source), len(source))
+
+
+def _out_of_reach(master: Endpoint) -> str:
+    """Why nobody can be called there; empty if somebody listens."""
+    try:
+        with socket.create_connection((master.host, master.port), _PROBE_TIMEOUT_S) as probe:
+            # On one host a call to a port that nobody listens at may reach itself, if it began at that very port.
+            return "" if probe.getsockname() != probe.getpeername() else "nobody listens"
+    except OSError as error:
+        return str(error.strerror or error)
 
 
 def _address(view: memoryview) -> int:

@@ -116,6 +116,7 @@ class ObjectEngine(Disk):
     """
 
     has_records: ClassVar[bool] = False
+    run_bytes: ClassVar[int] = OBJECT_MAX_BYTES  # what a call costs beside the bytes is more than a read of a file
 
     def __init__(self, root: Path, node_key: bytes, store: ObjectStore, files: Files | None = None) -> None:
         super().__init__(root, node_key, files)
