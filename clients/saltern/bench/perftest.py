@@ -21,6 +21,9 @@ from saltern.rdma import Device, LinkLayer
 TOOL_OF: Final = {"put": "ib_read_bw", "get": "ib_write_bw"}
 #: It refuses to do less.
 _COUNT_MIN: Final = 5
+#: It compares two clocks first. On a busy or emulated machine it may find that they differ, says so, and then 0 Gbit/s.
+_CLOCK_UNSURE: Final = "Correlation coefficient"
+_CLOCK_TRIES: Final = 5
 _RUN_TIMEOUT_S: Final = 120.0
 _SERVER_TIMEOUT_S: Final = 30.0
 _RETRY_S: Final = 0.05
@@ -75,6 +78,15 @@ def measure_gb_per_s(tool_path: str, link: Link, size_bytes: int, batch_bytes: i
     Raises:
         UnavailableError: PERFTEST_FAILED, with what it said.
     """
+    for _ in range(_CLOCK_TRIES):
+        said = _run_pair(tool_path, link, size_bytes, batch_bytes)
+        if _CLOCK_UNSURE not in said:
+            break
+    return parse_gbits(tool_path, said) / 8
+
+
+def _run_pair(tool_path: str, link: Link, size_bytes: int, batch_bytes: int) -> str:
+    """One run of a server and of a client of it; returns what the client said."""
     count = max(_COUNT_MIN, batch_bytes // size_bytes)
     sizes = ["-F", "-s", str(size_bytes), "-n", str(count), "-t", str(min(128, count))]
     command = [tool_path, *link.arguments, *sizes, "-p", str(_free_port()), "--report_gbits", "--output=bandwidth"]
@@ -82,12 +94,12 @@ def measure_gb_per_s(tool_path: str, link: Link, size_bytes: int, batch_bytes: i
     try:
         said = _run_client([*command, "127.0.0.1"], server)
         server.wait(_RUN_TIMEOUT_S)
+        return said
     except subprocess.TimeoutExpired as error:
         raise _failed(tool_path, f"it was not done after {_RUN_TIMEOUT_S:g} s") from error
     finally:
         server.kill()
         server.communicate()
-    return parse_gbits(tool_path, said) / 8
 
 
 def parse_gbits(tool_path: str, said: str) -> float:

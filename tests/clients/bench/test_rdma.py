@@ -56,6 +56,16 @@ def test_what_a_tool_says_when_it_fails_is_passed_on(monkeypatch: pytest.MonkeyP
         parse_gbits("ib_write_bw", "there is\n no device called mlx5_0\n")
 
 
+def test_a_run_that_could_not_measure_its_clock_is_made_again(tmp_path: Path) -> None:
+    tool, runs = tmp_path / "tool", tmp_path / "runs"
+    tool.write_text(
+        f"#!/bin/sh\ncase $* in *127.0.0.1) echo >>{runs};; *) exit;; esac\n"
+        f"if [ $(wc -l <{runs}) = 1 ]; then echo 'Correlation coefficient r^2: 0.6 < 0.9'; echo 0.0; else echo 80; fi\n"
+    )
+    tool.chmod(0o755)
+    assert measure_gb_per_s(str(tool), Link("mlx5_0", 1, 3, 4096), 4096, 8192) == 10.0
+
+
 def test_infiniband_is_measured_without_a_gid() -> None:
     assert Link("mlx5_0", 1, None, 4096).arguments == ["-d", "mlx5_0", "-i", "1", "-m", "4096"]
     assert Link("rxe0", 1, 1, 1024).arguments[-2:] == ["-x", "1"]
