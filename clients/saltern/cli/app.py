@@ -82,6 +82,7 @@ for command in (
     audit,
     trace,
     DeferredCommand("replay", "saltern.cli.replay:replay", "Say what a cache would do for recorded traffic."),
+    DeferredCommand("plan", "saltern.cli.plan:plan", "Say how much cache a target takes, for recorded traffic."),
     DeferredCommand("apply", "saltern.cli.apply:apply", "Make a deployment what files say."),
     DeferredCommand("export-config", "saltern.cli.apply:export_config", "Write tenants as a file for apply."),
     DeferredCommand("completion", "saltern.cli.completion:completion", "Print what makes a shell complete."),

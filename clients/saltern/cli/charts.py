@@ -13,6 +13,16 @@ _NOTHING: Final = "·"
 _NOTHING_ASCII: Final = "."
 
 
+def area_chart(values: Sequence[float], *, rows: int, top: float, encoding: str | None = None) -> list[str]:
+    """Columns of blocks from the bottom, one for each value, as lines from the top one down; ``top`` fills a column."""
+    lines = []
+    for row in range(rows, 0, -1):
+        parts = [max(0.0, min(1.0, value / top * rows - (row - 1))) for value in values]
+        line = sparkline(parts, top=1.0, encoding=encoding)
+        lines.append(line.replace(_NOTHING, " ").replace(_NOTHING_ASCII, " ").rstrip())
+    return lines
+
+
 def sparkline(values: Sequence[float | None], *, top: float | None = None, encoding: str | None = None) -> str:
     """One character for each value, from the lowest block for little to the highest for ``top``.
 

@@ -56,6 +56,11 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "saltern replay run chat=conversation.jsonl.gz agent=sessions.jsonl.gz --block-tokens 512 --json report.json",
         "saltern replay run conversation.jsonl.gz --html report.html",
     ),
+    "plan": (
+        "saltern plan conversation.jsonl.gz --hit-rate 0.3",
+        "saltern plan chat=conversation.jsonl.gz agent=sessions.jsonl.gz --block-tokens 512 --slo-ttft-ms 4000",
+        "saltern plan conversation.jsonl.gz --budget 20 --node-ssd 8TiB --html plan.html",
+    ),
     "replay diff": (
         "saltern replay diff four-nodes.json eight-nodes.json",
         "saltern replay diff four-nodes.json eight-nodes.json --html diff.html",

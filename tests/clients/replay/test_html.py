@@ -149,7 +149,7 @@ def test_times_are_written_in_the_largest_unit() -> None:
 
 
 def test_a_gap_is_a_gap_and_a_lonely_value_is_seen() -> None:
-    drawn = line_plot("k", "t", "d", [Line("a", [1.0, 1.0, None, 0.5])], step_s=1, label=str)
+    drawn = line_plot("k", "t", "d", [Line("a", [1.0, 1.0, None, 0.5])], step=1, label=str)
     path = re.search(r'<path d="(M[^"]*)" class="stroke">', drawn)
     assert path
     assert path[1].count("M") == 2
@@ -158,7 +158,7 @@ def test_a_gap_is_a_gap_and_a_lonely_value_is_seen() -> None:
 
 def test_nothing_to_draw_is_no_fault() -> None:
     for lines in ([], [Line("a", [])], [Line("a", [None, None])]):
-        assert "<svg" in line_plot("k", "t", "d", lines, step_s=1, label=str)
+        assert "<svg" in line_plot("k", "t", "d", lines, step=1, label=str)
     assert "<svg" in dot_plot("k", "t", "d", ["m"], [Spread("a", [None]), Spread("b", [0.0])], label=str)
 
 

@@ -93,7 +93,7 @@ def _figure(view: _View, engine: EngineKind, result: ColumnResult, top: float) -
         f"{engine.capitalize()}: {view.what}, column {result.column}",
         "; ".join([*told, f"in steps of {time_label(bin_s)}, all of which are in the table of figures"]) + ".",
         lines,
-        step_s=bin_s,
+        step=bin_s,
         label=view.label,
         top=top,
     )

@@ -61,29 +61,32 @@ def line_plot(
     description: str,
     lines: Sequence[Line],
     *,
-    step_s: float,
+    step: float,
     label: Callable[[float], str],
     top: float | None = None,
+    across: Callable[[float, int], Scale] = times,
+    across_label: Callable[[float], str] = time_label,
 ) -> Markup:
-    """Lines over time, with a legend where there are several.
+    """Lines over time, or over something else, with a legend where there are several.
 
     Args:
         key: unique on the page; letters, digits and dashes.
         lines: at most :data:`SERIES_MAX`.
-        step_s: time from one value to the next.
+        step: from one value to the next, in seconds where lines go over time.
         label: writes a value beside the axis.
         top: the highest value of the axis; as the values need by default.
+        across, across_label: the axis that lines go along, up to a value and with about so many ticks.
     """
     assert len(lines) <= SERIES_MAX
     frame = _Frame(380, 190, 66, 370, 12, 162)
     known = [value for line in lines for value in line.values if value is not None]
     upward = linear(max(known, default=0.0) if top is None else top)
-    across = times(step_s * max((len(line.values) for line in lines), default=1), ticks_wanted=5)
+    along = across(step * max((len(line.values) for line in lines), default=1), 5)
     drawn = [
         _line(
             number,
             [
-                None if value is None else (frame.x(across.place(at * step_s)), frame.y(upward.place(value)))
+                None if value is None else (frame.x(along.place(at * step)), frame.y(upward.place(value)))
                 for at, value in enumerate(line.values)
             ],
             has_marks=len(lines) > 1,
@@ -91,7 +94,7 @@ def line_plot(
         for number, line in enumerate(lines)
         if any(value is not None for value in line.values)
     ]
-    axes = [_horizontal_grid(frame, upward, label), _vertical_ticks(frame, across, time_label)]
+    axes = [_horizontal_grid(frame, upward, label), _vertical_ticks(frame, along, across_label)]
     legend = _legend([line.name for line in lines]) if len(lines) > 1 else None
     return join(_picture(key, title, description, frame, [*axes, *drawn]), legend)
 
