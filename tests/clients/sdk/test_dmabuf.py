@@ -29,7 +29,7 @@ def exported() -> Iterator[int]:
 
 
 def test_it_is_refused_where_there_is_no_rdma(exported: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saltern.rdma.sysfs.read_ports", tuple)
+    monkeypatch.setattr("saltern.rdma.sysfs.read_ports", lambda **_: ())
     with static_node() as node:
         for transport, reason in (
             ("auto", "RDMA_NO_DEVICE"),

@@ -46,7 +46,7 @@ def test_hello_offers_no_rdma(node: StaticNode) -> None:
 def test_a_node_without_the_device_says_so_and_serves(
     choice: DeviceChoice, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saltern.rdma.sysfs.read_ports", tuple)
+    monkeypatch.setattr("saltern.rdma.sysfs.read_ports", lambda **_: ())
     with structlog.testing.capture_logs() as logged, static_node(rdma=choice) as node:
         with connect_tcp(node) as client:
             client.hello(node.token("acme", "chat"))
@@ -61,7 +61,7 @@ def test_a_node_without_the_device_says_so_and_serves(
 def test_i10_with_tls_only_a_device_that_is_named_is_used(
     choice: DeviceChoice, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saltern.rdma.sysfs.read_ports", tuple)
+    monkeypatch.setattr("saltern.rdma.sysfs.read_ports", lambda **_: ())
     authority = Authority(tmp_path / "ca")
     with structlog.testing.capture_logs() as logged, static_node(rdma=choice, tls=authority.server()):
         pass
