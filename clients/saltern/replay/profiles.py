@@ -22,9 +22,9 @@ from saltern.errors import InvalidArgumentError
 _GIB: Final = 2**30
 #: Where the prices that no file gives come from.
 PRICE_SOURCE: Final = (
-    "GPU: AWS EC2 Capacity Blocks, United States, effective until January 2025 (L40S: g6e on demand); DRAM: AWS "
-    "r6i.32xlarge on demand / 1024 GiB; SSD: AWS i4i.32xlarge on demand / 27.3 TiB; network: none within a zone. "
-    "Prices change: give your own by --profile"
+    "public price lists of 2024. GPU: AWS EC2 Capacity Blocks, United States, until 1 January 2025 (L40S: g6e on "
+    "demand); DRAM: r6i.32xlarge on demand / 1024 GiB; SSD: i4i.32xlarge on demand / 27.3 TiB; network: none within a "
+    "zone. Prices change: give your own by --profile"
 )
 
 #: Of the speed of an SSD that no file gives.

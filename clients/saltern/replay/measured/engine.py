@@ -66,6 +66,12 @@ class MeasuredEngine:
                 "",
             ),
             ("time", f"arrivals and prefill virtual, reads as long as they took; {pace}", ""),
+            (
+                "eviction",
+                "by the nodes' own clocks: where ages are weighed (two-queue that thrashes, tenants of other weight or "
+                "none that hit), the pace of this run decides; lru and fifo of one tenant go by order alone",
+                "",
+            ),
             ("prefill and decoding", STATEMENT, setup.hardware.source),
             (
                 "nodes",
@@ -239,7 +245,7 @@ class _Run:
             calls=calls,
             rooms=() if served is None else served.rooms,
             collector=collector,
-            speed=self._options.speed,
+            speed=None if served is None else self._options.speed,  # without nodes there is nothing to wait for
             progress=lambda requests: self._progress(column, requests),
         )
         if served is not None and books is not None:
