@@ -21,7 +21,7 @@ from controlplane.postgres import EmbeddedPostgres, PostgresConfig
 from controlplane.postgres.roles import ensure_database
 
 # How fast examples are made says something about the machine and what runs beside, nothing about the code.
-hypothesis.settings.register_profile("saltern", suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("saltern", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("saltern")
 
 # A shell that starts pytest in the background has SIGINT ignored, and the processes that tests interrupt would inherit

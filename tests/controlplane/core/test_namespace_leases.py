@@ -23,6 +23,7 @@ class Books:
         self.placed: dict[NodeId, Holding] = {}
         self.held: dict[NodeId, Holding] = {}
         self.policies: list[dict[NodeId, int]] = [{}]
+        self.limits = [limit]  # by version
         self.goes_by = dict.fromkeys(NODES, 0)
 
     def step(self) -> None:
@@ -31,6 +32,7 @@ class Books:
         placed_bytes = {node: holding.target_bytes for node, holding in self.placed.items()}
         self.held.update(lease_namespace(self.limit, self.held, self.members, self.version, placed_bytes))
         self.policies.append({node: holding.granted_bytes for node, holding in self.held.items()})
+        self.limits.append(self.limit)
 
     def hear(self, node: NodeId, version: int) -> None:
         """A node gets a policy; they come in order, and some are never heard of."""
@@ -43,6 +45,10 @@ class Books:
     def in_force(self) -> int:
         """The sum of what nodes may hold by the policies that they go by."""
         return sum(self.policies[version].get(node, 0) for node, version in self.goes_by.items())
+
+    def highest_limit(self) -> int:
+        """The highest that a policy had which somebody may still go by."""
+        return max(self.limits[min(self.goes_by.values()) :])
 
 
 def test_a_limit_lies_where_the_quota_lies() -> None:
@@ -89,6 +95,7 @@ COMMANDS = st.one_of(
     st.tuples(st.just("hear"), st.sampled_from(NODES), st.integers(0, 3)),
     st.tuples(st.just("settle"), st.sampled_from(NODES), st.just(0)),
     st.tuples(st.just("quota"), st.just(A), st.integers(0, 1000)),
+    st.tuples(st.just("limit"), st.just(A), st.integers(0, 1000)),
     st.tuples(st.just("drain"), st.sampled_from(NODES), st.integers(0, 1)),
     st.tuples(st.just("demand"), st.just(A), st.integers(0, 1000)),
 )
@@ -98,7 +105,7 @@ COMMANDS = st.one_of(
 def test_i4_policies_of_any_age_together_never_pass_the_limit(
     quota: int, limit: int, commands: list[tuple[str, NodeId, int]]
 ) -> None:
-    """However quotas change and move meanwhile, whatever nodes hear late or never."""
+    """However limit and quota change and move meanwhile, whatever nodes hear late or never."""
     books = Books(quota, limit)
     books.step()
     for what, node, value in commands:
@@ -110,6 +117,8 @@ def test_i4_policies_of_any_age_together_never_pass_the_limit(
             books.settle(node)
         elif what == "quota":
             books.quota = value
+        elif what == "limit":
+            books.limit = value
         elif what == "drain":
             old = books.members[node]
             books.members[node] = Member(old.capacity_bytes, old.settled_version, takes_leases=bool(value))
@@ -121,9 +130,9 @@ def test_i4_policies_of_any_age_together_never_pass_the_limit(
                 name: Holding(old.granted_bytes, old.believed_bytes, targets[name], old.version)
                 for name, old in ((name, books.placed.get(name, NOTHING)) for name in NODES)
             }
-        assert books.in_force() <= limit
+        assert books.in_force() <= books.highest_limit()
         believed = sum(leases.believed_bytes(books.held.get(name, NOTHING), books.members[name]) for name in NODES)
-        assert believed <= limit
+        assert books.in_force() <= believed <= max(books.limits)
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000))
