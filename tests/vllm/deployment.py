@@ -16,7 +16,13 @@ from tests.vllm.engine import Engine
 from tests.vllm.stack import BLOCK_BYTES, NODE_DRAM_BYTES, Stack
 
 #: Deadlines of the tests' engines: a busy machine is not a fault, where a test is not about deadlines.
-PATIENT = {"lookup_deadline_ms": 10_000, "lookup_wait_ms": 100, "load_deadline_ms": 20_000, "save_deadline_ms": 20_000}
+PATIENT = {
+    "open_wait_ms": 60_000,
+    "lookup_deadline_ms": 10_000,
+    "lookup_wait_ms": 100,
+    "load_deadline_ms": 20_000,
+    "save_deadline_ms": 20_000,
+}
 DRAIN_S = 60.0
 
 

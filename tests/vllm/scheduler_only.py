@@ -8,6 +8,7 @@ block that was freed too early or a load that is late shows in any case, whateve
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -26,8 +27,11 @@ from vllm.config import (
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.utils.hashing import sha256_cbor
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
@@ -48,6 +52,8 @@ WINDOW_TOKENS: Final = 64
 ENTRY_BYTES: Final = LAYERS * HEADS * BLOCK_TOKENS * 2 * HEAD_SIZE * 4
 _STEPS_MAX: Final = 100_000
 _SAMPLED: Final = 5
+#: Tokens that stand for one picture.
+_PICTURE_TOKENS: Final = 16
 
 init_none_hash(sha256_cbor)
 _hasher = get_request_block_hasher(BLOCK_TOKENS, sha256_cbor)
@@ -63,13 +69,29 @@ def request(
     lora: LoRARequest | None = None,
     kv_transfer_params: dict[str, Any] | None = None,
     after: Sequence[int] = (),
+    picture: tuple[str, int] | None = None,
     **sampling: Any,
 ) -> Request:
+    """A request; with a ``picture`` it has one of this id at this place."""
     extra = {} if kv_transfer_params is None else {"extra_args": {"kv_transfer_params": kv_transfer_params}}
     parameters = SamplingParams(max_tokens=generate, ignore_eos=True, **extra, **sampling)
     parameters.update_from_generation_config({}, 1)
     prompt = [(index * 37 + seed * 11) % 500 + 3 for index in range(tokens)]
-    return Request(name, [*prompt, *after], parameters, None, cache_salt=salt, lora_request=lora, block_hasher=_hasher)
+    features = None
+    if picture is not None:
+        identifier, offset = picture
+        place = PlaceholderRange(offset=offset, length=_PICTURE_TOKENS)
+        features = [MultiModalFeatureSpec(None, "image", identifier, place)]
+    return Request(
+        name,
+        [*prompt, *after],
+        parameters,
+        None,
+        cache_salt=salt,
+        lora_request=lora,
+        mm_features=features,
+        block_hasher=_hasher,
+    )
 
 
 class SchedulerOnly:
@@ -80,6 +102,7 @@ class SchedulerOnly:
         blocks: of the pool, the null block included.
         batch_tokens: that a step computes at most.
         windows: a second KV cache group, with a sliding window.
+        is_asynchronous: each step is scheduled before the one before it has told what it sampled.
     """
 
     def __init__(
@@ -90,6 +113,7 @@ class SchedulerOnly:
         batch_tokens: int = 256,
         windows: bool = False,
         hash_algorithm: str = "sha256_cbor",
+        is_asynchronous: bool = False,
     ) -> None:
         model = ModelConfig(model=str(model_path("llama")), dtype="float32", seed=0, max_model_len=1024)
         self.config = VllmConfig(
@@ -110,6 +134,8 @@ class SchedulerOnly:
             kv_transfer_config=connector,
         )
         self.config.cache_config.num_gpu_blocks = blocks
+        # Only here: the platform of CPUs takes it back from whoever asks for it at the start.
+        self.config.scheduler_config.async_scheduling = is_asynchronous
         shape = {"block_size": BLOCK_TOKENS, "num_kv_heads": HEADS, "head_size": HEAD_SIZE, "dtype": torch.float32}
         specs: list[Any] = [FullAttentionSpec(**shape)]
         if windows:
@@ -120,13 +146,16 @@ class SchedulerOnly:
         self.tensors = {
             name: torch.zeros(blocks, HEADS, BLOCK_TOKENS, 2 * HEAD_SIZE) for names in self._names for name in names
         }
-        self.scheduler = Scheduler(
+        self.scheduler = (AsyncScheduler if is_asynchronous else Scheduler)(
             vllm_config=self.config,
             kv_cache_config=self.cache,
             log_stats=True,
             structured_output_manager=StructuredOutputManager(self.config),
             block_size=BLOCK_TOKENS,
         )
+        # The model that the configuration names sees no pictures; this one has room for some.
+        self.scheduler.max_num_encoder_input_tokens = batch_tokens
+        self.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=batch_tokens)
         #: Both halves: SalternConnectors, or what has them as children.
         self.connector: Any = self.scheduler.connector
         self.worker: Any = KVConnectorFactory.create_connector(self.config, KVConnectorRole.WORKER, self.cache)
@@ -139,6 +168,11 @@ class SchedulerOnly:
         self.free_at_start = self.free_blocks
         #: Blocks that a step computed with although they held other bytes; all right if the engine is told in time.
         self._wrong: dict[int, str] = {}
+        #: Steps that were computed and not reported yet, and how many of them there are between steps.
+        self._computed: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self._ahead = int(is_asynchronous)
+        #: Blocks that were computed before their hash was known, by request: group, block, index.
+        self._unnamed: dict[str, list[tuple[int, int, int]]] = {}
 
     # ---- driving it
 
@@ -149,7 +183,9 @@ class SchedulerOnly:
     def step(self) -> SchedulerOutput:
         """Schedule, compute, report: one step as the engine core drives it."""
         output = self.scheduler.schedule()
-        self.scheduler.update_from_output(output, self.forward(output))
+        self._computed.append((output, self.forward(output)))
+        while len(self._computed) > self._ahead:
+            self.scheduler.update_from_output(*self._computed.popleft())
         return output
 
     def forward(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -242,6 +278,7 @@ class SchedulerOnly:
 
     def _compute(self, output: SchedulerOutput) -> None:
         self._wrong = {}
+        self._name_blocks()
         for name, before, tokens in _scheduled(output):
             one = self.scheduler.requests[name]
             tables = self.scheduler.kv_cache_manager.get_block_ids(name)
@@ -254,6 +291,22 @@ class SchedulerOnly:
                 for index in range(before // BLOCK_TOKENS, -(-(before + tokens) // BLOCK_TOKENS)):
                     complete = (index + 1) * BLOCK_TOKENS <= before + tokens and index < known
                     self._fill(group, table[index], one.block_hashes[index] if complete and is_right else b"\xee")
+                    if self._ahead and is_right and index >= known:
+                        self._unnamed.setdefault(name, []).append((group, table[index], index))
+
+    def _name_blocks(self) -> None:
+        """Write what a model has written already: a block's content follows from tokens that are known only now."""
+        for name, blocks in list(self._unnamed.items()):
+            one = self.scheduler.requests.get(name)
+            tables = () if one is None else self.scheduler.kv_cache_manager.get_block_ids(name)
+            self._unnamed[name] = []
+            for group, block_id, index in blocks:
+                if one is None or len(tables[group]) <= index or tables[group][index] != block_id:
+                    continue  # its request has ended, or was thrown out
+                if index < len(one.block_hashes):
+                    self._fill(group, block_id, one.block_hashes[index])
+                else:
+                    self._unnamed[name].append((group, block_id, index))
 
     def _fill(self, group: int, block_id: int, content: bytes) -> None:
         assert block_id, "a step computes into the null block"
@@ -264,6 +317,8 @@ class SchedulerOnly:
         return all(torch.equal(self.tensors[name][block_id], _pattern(name, content)) for name in self._names[group])
 
     def _sample(self, output: SchedulerOutput, name: str) -> list[int]:
+        if self._ahead:
+            return [] if self.scheduler.requests[name].is_prefill_chunk else [_SAMPLED]
         [computed] = [before + tokens for one, before, tokens in _scheduled(output) if one == name]
         return [_SAMPLED] if computed >= self.scheduler.requests[name].num_tokens else []
 

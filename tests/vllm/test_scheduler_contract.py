@@ -115,6 +115,32 @@ def test_same_values_hit_and_each_other_value_misses(
         assert one.count("load_blocks") - before == 3, variant
 
 
+def test_a_picture_is_its_id_and_its_place(engine: Make) -> None:
+    one = engine()
+    _stored(one, 160, picture=("sha256-of-a-cat", 4))
+    others: list[dict[str, Any]] = [
+        {"picture": ("sha256-of-a-dog", 4)},
+        {"picture": ("sha256-of-a-cat", 5)},
+        {"picture": None},
+        {"salt": "sha256-of-a-cat", "picture": None},
+    ]
+    for number, other in enumerate(others):
+        one.run(request(f"other-{number}", 160, **other))
+        assert one.count("load_blocks") == 0, other
+        one.forget()
+    one.run(request("same", 160, picture=("sha256-of-a-cat", 4)))
+    assert (one.count("lookup_failed"), one.count("load_blocks")) == (0, 4)
+    _serves_on(one)
+
+
+def test_blocks_before_a_picture_are_shared_whatever_it_shows(engine: Make) -> None:
+    one = engine()
+    _stored(one, 160, picture=("sha256-of-a-cat", 70))
+    one.run(request("other", 160, picture=("sha256-of-a-dog", 70)))
+    assert one.count("load_blocks") == 2
+    _serves_on(one)
+
+
 def test_an_adapter_is_its_weights_not_its_name(engine: Make, tmp_path: Path) -> None:
     one = engine()
     adapter = _adapter(tmp_path / "style", 1.0)
@@ -377,6 +403,23 @@ def test_preemption_frees_blocks_that_are_stored_whole_all_the_same(engine: Make
         one.drain()
         assert turn == 0 or one.count("load_blocks") > 0
         _serves_on(one)
+
+
+@pytest.mark.parametrize("blocks", [64, 14], ids=["roomy", "preempted"])
+def test_steps_that_are_scheduled_ahead_store_only_what_is_final(engine: Make, blocks: int) -> None:
+    """Asynchronous scheduling: a step is planned before the tokens of the one before it are known."""
+    for turn in range(2):
+        one = engine(blocks=blocks, is_asynchronous=True, options={"load": "sync"})
+        assert one.connector._options.load == "async", "in the step it would be told too late"
+        one.run(*(request(f"r{number}", 100, seed=number, generate=60) for number in range(4)))
+        one.drain()
+        assert turn == 0 or one.count("load_blocks") > 0
+        _serves_on(one)
+    # Another one that is not asynchronous finds what its answers were made of: 159 computed tokens.
+    after = engine()
+    after.run(request("next turn", 100, seed=0, after=[5] * 60))
+    assert after.count("load_blocks") == 4
+    _serves_on(after)
 
 
 def test_sliding_windows_load_what_is_in_them(engine: Make, new_store: Callable[..., Store]) -> None:
