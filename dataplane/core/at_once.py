@@ -60,47 +60,77 @@ def use_at_once(
     if not keys:
         return
     owner = index.owner
-    entries, order, counters = index.entries, owner.order, owner.counters
+    entries, order, counters, demote = index.entries, owner.order, owner.counters, pool.demote
     extent_bytes = round_up(size_bytes)
     refused = precheck(pool, index, keys[0], size_bytes, extent_bytes, is_frozen=is_frozen)
-    find, touch, insert = entries.get, order.touch, order.insert
+    find, touch, insert, first, evict = entries.get, order.touch, order.insert, order.first, order.evict
     last_ns = max(now_ns - 1, pool.last_ns)
     lengths = size_bytes, extent_bytes
-    hits = hit_bytes = stored = 0
+    hits = hit_bytes = stored = replaced = 0
+    cause: EvictionCause | None = None
     for key in keys:
         entry = find(key)
         if entry is None:
             if ssd is not None and ssd.outdate(index.partition, key):
                 continue
-            pool.last_ns = last_ns
-            admitted = refused or _admit(pool, index, key, lengths, now_ns)
-            last_ns = pool.last_ns
-            if isinstance(admitted, PutRefused):
-                counters.refused(admitted.error.reason)
-                continue
-            entries[key] = admitted
-            admitted.touched_ns = last_ns = last_ns + 1
-            insert(admitted)
+            # Once an entry took the place of another one, the books are as they were: so will the next one.
+            victim = None if cause is None else first()
+            if (
+                victim is not None
+                and victim.index is index
+                and victim.extent_bytes == extent_bytes
+                and victim.size_bytes == size_bytes
+                and not victim.pins
+            ):
+                if demote is not None:
+                    demote(victim)
+                evict(victim)
+                del entries[victim.key]
+                victim.key, victim.is_proven, victim.checksum = key, False, 0
+                replaced += 1
+                entry = victim
+            else:
+                if replaced and cause is not None:
+                    counters.evicted(size_bytes, cause, replaced)
+                    replaced = 0
+                pool.last_ns = last_ns
+                admitted, cause = (refused, None) if refused else _admit(pool, index, key, lengths, now_ns)
+                last_ns = pool.last_ns
+                if isinstance(admitted, PutRefused):
+                    counters.refused(admitted.error.reason)
+                    continue
+                entry = admitted
+            entries[key] = entry
+            entry.touched_ns = last_ns = last_ns + 1
+            insert(entry)
             stored += 1
         elif reads:
             entry.touched_ns = last_ns = last_ns + 1
             touch(entry)
             hits += 1
             hit_bytes += entry.size_bytes
+    if replaced and cause is not None:
+        counters.evicted(size_bytes, cause, replaced)
     pool.last_ns = last_ns
-    counters.puts_stored += stored
-    counters.put_bytes += stored * size_bytes
+    _count(index, hits, hit_bytes, stored, stored * size_bytes)
+    pool.changed(owner)
+
+
+def _count(index: PartitionIndex, hits: int, hit_bytes: int, puts: int, put_bytes: int) -> None:
+    counters = index.owner.counters
+    counters.puts_stored += puts
+    counters.put_bytes += put_bytes
     counters.get_hits += hits
     counters.get_bytes += hit_bytes
     counters.hit_tokens += hits * index.block_tokens
     index.namespace.get_hits += hits
-    pool.changed(owner)
 
 
 def _admit(
     pool: Pool, index: PartitionIndex, key: BlockKey, lengths: tuple[int, int], now_ns: int
-) -> Entry | PutRefused:
-    """An entry of (size, extent) bytes, charged as resident, in memory that was free or somebody else's (I4, I6)."""
+) -> tuple[Entry | PutRefused, EvictionCause | None]:
+    """An entry of (size, extent) bytes, charged as resident, in memory that was free or somebody else's (I4, I6); and
+    why another one of the same owner gave it its place, if one did."""
     size_bytes, extent_bytes = lengths
     owner = index.owner
     budget = owner.budget
@@ -109,19 +139,20 @@ def _admit(
     if offset is not None:
         budget.adopt(size_bytes, extent_bytes)
         index.namespace.used_bytes += extent_bytes
-        return _readable(Entry(key, index, offset, size_bytes, extent_bytes))
+        return _readable(Entry(key, index, offset, size_bytes, extent_bytes)), None
     victim = only_victim(pool.extents, owner, pool.borrowers, extent_bytes, excess_bytes)
     if victim is not None:
-        _replace(pool, victim, index, key, size_bytes, _OWN_LIMIT if excess_bytes > 0 else _OWN_PUT)
-        return victim
+        cause = _OWN_LIMIT if excess_bytes > 0 else _OWN_PUT
+        _replace(pool, victim, index, key, size_bytes, cause)
+        return victim, cause
     pool.changed(owner)
     admitted = pool.admit(index, key, size_bytes, extent_bytes, now_ns)
     if isinstance(admitted, PutRefused):
-        return admitted
+        return admitted, None
     del index.writing[key]
     budget.commit(size_bytes, extent_bytes)
     pool.held.note(owner)
-    return _readable(admitted)
+    return _readable(admitted), None
 
 
 def _replace(  # noqa: PLR0917 - called once for each block

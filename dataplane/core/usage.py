@@ -79,10 +79,10 @@ class TenantCounters:
         """A put of this tenant was refused."""
         self.refused_by_reason[reason] = self.refused_by_reason.get(reason, 0) + 1
 
-    def evicted(self, size_bytes: int, cause: EvictionCause) -> None:
-        """An entry of this tenant was evicted."""
-        self.evictions_by_cause[cause] = self.evictions_by_cause.get(cause, 0) + 1
-        self.evicted_bytes_by_cause[cause] = self.evicted_bytes_by_cause.get(cause, 0) + size_bytes
+    def evicted(self, size_bytes: int, cause: EvictionCause, entries: int = 1) -> None:
+        """An entry of this tenant was evicted, or several of one size."""
+        self.evictions_by_cause[cause] = self.evictions_by_cause.get(cause, 0) + entries
+        self.evicted_bytes_by_cause[cause] = self.evicted_bytes_by_cause.get(cause, 0) + size_bytes * entries
 
     def took(self, size_bytes: int) -> None:
         """A put of this tenant evicted an entry of another one."""

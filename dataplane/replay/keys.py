@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, cast
 
 from saltern.keys import BlockKey
 
@@ -17,9 +17,9 @@ _SHIFT: Final = 64
 _KEPT_MAX: Final = 1_000_000
 
 
-class _Keys(dict[int, BlockKey]):
-    def __missing__(self, block_id: int) -> BlockKey:
-        key = self[block_id] = BlockKey((block_id * _FACTOR >> _SHIFT).to_bytes(32, "big"))
+class _Keys(dict[int, bytes]):
+    def __missing__(self, block_id: int) -> bytes:
+        key = self[block_id] = (block_id * _FACTOR >> _SHIFT).to_bytes(32, "big")
         return key
 
 
@@ -33,4 +33,5 @@ class BlockKeys:
         """One key for each id, 0 to 2^63 - 1."""
         if len(self._keys) > _KEPT_MAX:
             self._keys.clear()
-        return list(map(self._keys.__getitem__, block_ids))
+        # Called for every block of a replay, so the distinct type is given to all of them at once.
+        return cast("list[BlockKey]", list(map(self._keys.__getitem__, block_ids)))
