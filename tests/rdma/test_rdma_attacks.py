@@ -16,7 +16,6 @@ from saltern.names import TenantId
 from saltern.rdma import CompletionStatus, Endpoint, Gid, Read, RemoteSpan, Write
 from saltern.wire import Opcode
 from tests.rdma.attacker import TENANTS, RdmaClient, fabric_holds, rdma_node
-from tests.rdma.extent import by_extent
 from tests.rdma.other_process import OtherProcess
 from tests.rdma.sides import shared_device
 from tests.support.static_node import MIB, StaticNode, tenant_policy
@@ -313,8 +312,6 @@ def test_a_flood_of_sessions_is_bounded_and_the_rest_is_served_over_tcp(
     node: StaticNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One tenant takes all that it may have, with queue pairs that nobody is behind: others do not feel it."""
-    tenant_max = by_extent(quick=12, usual=TENANT_LINKS_MAX)
-    monkeypatch.setattr("dataplane.io.rdma.TENANT_LINKS_MAX", tenant_max)
     with ExitStack() as stack:
         gid, token = shared_device().gid, node.token("acme", "chat")
 
@@ -325,15 +322,15 @@ def test_a_flood_of_sessions_is_bounded_and_the_rest_is_served_over_tcp(
             flooding.send(Opcode.CONNECT, wire.Connect(pretended.pack()))
             return flooding
 
-        for number in range(tenant_max):
+        for number in range(TENANT_LINKS_MAX):
             connect(number).answer(wire.ConnectReply)
-        refused = connect(tenant_max)
+        refused = connect(TENANT_LINKS_MAX)
         assert refused.error().reason == "RDMA_SESSIONS_FULL"
         refused.put({key(1): block(1)})
         assert refused.get(key(1)) == {key(1): block(1)}, "the session goes on over TCP"
         with RdmaClient(node, "blue") as neighbour:
             assert neighbour.put(ENTRY).codes in (b"\0", b"\6")
-        monkeypatch.setattr("dataplane.io.rdma.LINKS_MAX", tenant_max + 1)  # the innocent session is one
+        monkeypatch.setattr("dataplane.io.rdma.LINKS_MAX", TENANT_LINKS_MAX + 1)  # the innocent session is one
         with pytest.raises(SalternError) as caught:
             RdmaClient(node, "blue")
         assert caught.value.reason == "RDMA_SESSIONS_FULL"

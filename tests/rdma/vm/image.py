@@ -26,6 +26,7 @@ MODULES: Final = (
     "dummy",
     "ib_uverbs",
     "rdma_rxe",
+    "vgem",
 )
 #: Folders that these and their dependencies are in; reading every module would take seconds.
 _FOLDERS: Final = (
@@ -42,6 +43,10 @@ _FOLDERS: Final = (
     "net",
     "core",
 )
+
+
+#: Those whose own modules alone are looked at: below them are the drivers of every graphics card.
+_FLAT_FOLDERS: Final = ("drm", "vgem")
 
 
 def build(kernel: Path, busybox: Path, init: Path, folder: Path) -> None:
@@ -132,7 +137,9 @@ class Cpio:
 def _is_wanted(path: PurePosixPath) -> bool:
     if path.name.startswith("vmlinuz-"):
         return True
-    return ".ko" in path.suffixes and any(part in _FOLDERS for part in path.parts)
+    return ".ko" in path.suffixes and (
+        path.parent.name in _FLAT_FOLDERS or any(part in _FOLDERS for part in path.parts)
+    )
 
 
 def _name(path: PurePosixPath) -> str:
