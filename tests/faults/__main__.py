@@ -12,10 +12,11 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.faults.run import ALL, SHORT, FaultRun
+from tests.faults.run import ALL, SHORT, FaultRun, Outcome
 from tests.support.network import enter_private_network
 
 
@@ -35,20 +36,33 @@ def main() -> int:
     chosen = [
         fault for fault in (SHORT if arguments.short else ALL) if not arguments.only or _is_named(fault, arguments.only)
     ]
+
+    def run(say: Callable[[str], None]) -> tuple[list[Outcome], bool]:
+        with running_deployment(arguments.log) as deployment:
+            return FaultRun(deployment, say).run(chosen), deployment.can_cut
+
+    return told(described(run), arguments.json)
+
+
+def described(run: Callable[[Callable[[str], None]], tuple[list[Outcome], bool]]) -> dict[str, Any]:
+    """Figures of what ``run`` did: it gets who prints a line, and returns its outcomes and whether lines were real."""
     began_s = time.monotonic()
-    with running_deployment(arguments.log) as deployment:
-        outcomes = FaultRun(deployment, lambda line: print(line, file=sys.stderr, flush=True)).run(chosen)
-    figures = {
+    outcomes, has_namespaces = run(lambda line: print(line, file=sys.stderr, flush=True))
+    return {
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}",
-        "network": "namespaces" if deployment.can_cut else "loopback",
+        "network": "namespaces" if has_namespaces else "loopback",
         "wall_s": round(time.monotonic() - began_s, 1),
         "faults": [outcome.to_json() for outcome in outcomes],
     }
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def told(figures: dict[str, Any], file: Path | None) -> int:
+    """Print the figures, and write them to ``file``; the exit status."""
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(figures, indent=2) + "\n")
     print(table(figures))
-    return 1 if any(outcome.violations for outcome in outcomes) else 0
+    return 1 if any(fault["violations"] for fault in figures["faults"]) else 0
 
 
 def table(figures: dict[str, Any]) -> str:

@@ -118,10 +118,16 @@ class Service:
 
 
 class Deployment:
-    """Everything that runs, with its tenants; made by :func:`running_deployment`."""
+    """Everything that runs, with its tenants; made by :func:`running_deployment`.
 
-    def __init__(self, folder: Path, hosts: dict[str, Host], resources: ExitStack) -> None:
+    Attributes:
+        code: the folder whose code each service of ours runs the next time that it starts; the one of these tests
+            where nothing else was said.
+    """
+
+    def __init__(self, folder: Path, hosts: dict[str, Host], resources: ExitStack, code: Path = ROOT) -> None:
         self.folder = folder
+        self.code = dict.fromkeys((*CONTROLS, *NODES), code)
         self._hosts = hosts
         self._log = resources.enter_context((folder / "all.log").open("ab"))
         self._passwords: dict[Role, str] = {}
@@ -246,15 +252,24 @@ class Deployment:
 
         def start() -> subprocess.Popen[bytes]:
             ready_file.unlink(missing_ok=True)
-            return self._run(host, command, environment)
+            code = self.code[name]
+            paths = {"PYTHONPATH": f"{code}:{code / 'clients'}"}  # before what is installed
+            return self._run(host, command, environment | paths, code)
 
         return Service(name, host, port, start, ready_file.exists)
 
-    def _run(self, host: Host, command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def owner_url(self) -> str:
+        """The database as the role that owns its schema."""
+        endpoint, password = self.services[POSTGRES].endpoint, self._passwords["owner"]
+        return f"postgresql://{ROLE_NAMES['owner']}:{password}@{endpoint}/{DATABASE_NAME}"
+
+    def _run(
+        self, host: Host, command: Sequence[str], environment: dict[str, str], code: Path = ROOT
+    ) -> subprocess.Popen[bytes]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SALTERN_")}
         return subprocess.Popen(
             host.command(list(map(str, command))),
-            cwd=ROOT,
+            cwd=code,
             env=clean | environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -292,11 +307,12 @@ class Deployment:
 
 
 @contextmanager
-def running_deployment(log: Path | None = None) -> Iterator[Deployment]:
+def running_deployment(log: Path | None = None, code: Path = ROOT) -> Iterator[Deployment]:
     """All of it for the time of the block; the end of what the processes said is told if that ends badly.
 
     Args:
         log: where all of it goes; None for nowhere.
+        code: the folder of the release that everything starts with.
     """
     folder = Path(tempfile.mkdtemp(prefix="saltern-faults-"))
     folder.chmod(0o755)  # Postgres runs as another user when we are root
@@ -305,7 +321,7 @@ def running_deployment(log: Path | None = None) -> Iterator[Deployment]:
         stack.callback(shutil.rmtree, folder)
         made = stack.enter_context(network({CONTROL_NAME: CONTROLS}, hosts=hosts))
         try:
-            yield stack.enter_context(_deployed(folder, made))
+            yield stack.enter_context(_deployed(folder, made, code))
         except BaseException as error:
             said = (folder / "all.log").read_text(errors="replace")
             error.add_note("the processes said last:\n" + said[-8192:])
@@ -316,6 +332,6 @@ def running_deployment(log: Path | None = None) -> Iterator[Deployment]:
 
 
 @contextmanager
-def _deployed(folder: Path, hosts: dict[str, Host]) -> Iterator[Deployment]:
+def _deployed(folder: Path, hosts: dict[str, Host], code: Path) -> Iterator[Deployment]:
     with ExitStack() as stack:
-        yield Deployment(folder, hosts, stack)
+        yield Deployment(folder, hosts, stack, code)

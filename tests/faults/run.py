@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -101,13 +102,38 @@ class FaultRun:
 
     def run(self, faults: Sequence[tuple[Target, Way]]) -> list[Outcome]:
         """Try each of ``faults``; every outcome is there, those that were skipped too."""
+        with self.load():
+            return [self._try(target, way) for target, way in faults]
+
+    @contextmanager
+    def load(self) -> Iterator[None]:
+        """Everybody works for the time of the block; for who does with the services what no fault does."""
         for driver in self._drivers:
             driver.start()
         try:
-            return [self._try(target, way) for target, way in faults]
+            yield
         finally:
             for driver in self._drivers:
                 driver.stop()
+
+    def watch(self, target: Target, way: str, service: Service, act: Callable[[], None]) -> Outcome:
+        """Do something planned to ``service``, which may lose its memory; what that did to everybody, as of a fault."""
+        outcome = Outcome(target.value, way, service.name)
+        self._wait_until_well("before it", outcome)
+        before = {driver.name: sorted(driver.stored) for driver in self._pinned}
+        noted = {driver.name: len(driver.journal.violations) for driver in self._drivers}
+        began_s = time.monotonic()
+        act()
+        outcome.held_s = round(time.monotonic() - began_s, 2)
+        self._check_what_goes_on(service, began_s, outcome)
+        self._wait_until_well("after it", outcome)
+        self._measure(service, began_s, outcome)
+        self._check_data(service if target is Target.NODE else None, before, outcome)
+        self._check_database(outcome)
+        for driver in self._drivers:
+            outcome.violations += driver.journal.violations[noted[driver.name] :]
+        self._say(_line(outcome))
+        return outcome
 
     # ---- one fault
 
@@ -132,7 +158,7 @@ class FaultRun:
         self._wait_until_well("after it", outcome)
         outcome.recovered_s = round(time.monotonic() - mended_s - WELL_FOR_S, 2)
         self._measure(service, began_s, outcome)
-        self._check_data(way, service, before, outcome)
+        self._check_data(service if way is Way.KILL else None, before, outcome)
         self._check_database(outcome)
         for driver in self._drivers:
             outcome.violations += driver.journal.violations[noted[driver.name] :]
@@ -191,12 +217,12 @@ class FaultRun:
             if driver.node != service.name and felt["failed"]:
                 outcome.violations.append(f"I9: {driver.name} felt it: {felt['why']}")
 
-    def _check_data(self, way: Way, service: Service, before: dict[str, list[BlockKey]], outcome: Outcome) -> None:
-        """What was acknowledged before the fault is there, but for what a killed node had in memory."""
+    def _check_data(self, ended: Service | None, before: dict[str, list[BlockKey]], outcome: Outcome) -> None:
+        """What was acknowledged before is there, but for what was in the memory of a node whose process ``ended``."""
         for driver in self._pinned:
             keys = before[driver.name]
             outcome.acknowledged += len(keys)
-            was_killed = way is Way.KILL and driver.node == service.name
+            was_killed = ended is not None and driver.node == ended.name
             left: list[BlockKey] = keys
 
             def nothing_is_missing(driver: DataDriver = driver, keys: list[BlockKey] = keys) -> bool:
