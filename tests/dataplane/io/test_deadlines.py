@@ -6,6 +6,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -107,15 +108,16 @@ def test_a_client_that_never_reads_is_closed_and_its_pins_are_given_back(hasty: 
 
 
 @pytest.mark.parametrize("connect", [connect_tcp, connect_unix])
-def test_i2_connections_that_say_nothing_keep_nobody_out(
-    hasty: StaticNode, connect: Callable[[StaticNode], WireClient]
-) -> None:
-    with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(connect_tcp(hasty)) for _ in range(LIMITS.unopened_max)]
-        wait_until(lambda: hasty.session_count() == LIMITS.unopened_max)
-        late = stack.enter_context(connect(hasty))
-        late.hello(hasty.token("acme", "chat"))
+def test_i2_connections_that_say_nothing_keep_nobody_out(connect: Callable[[StaticNode], WireClient]) -> None:
+    """The oldest gives way, long before its time to say HELLO is over."""
+    patient = replace(LIMITS, hello_s=3600.0, idle_s=3600.0)
+    with static_node(dram_bytes=16 * MIB, limits=patient) as node, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connect_tcp(node)) for _ in range(LIMITS.unopened_max)]
+        wait_until(lambda: node.session_count() == LIMITS.unopened_max)
+        late = stack.enter_context(connect(node))
+        late.hello(node.token("acme", "chat"))
         assert silent[0].is_closed()
+        assert node.session_count() == LIMITS.unopened_max
         late.ping()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -17,6 +18,7 @@ from typing import Final
 from xml.etree import ElementTree
 
 from tests.security.mutations.values import Edit
+from tests.security.threats import ROOT
 
 PACKAGES: Final = ("saltern", "tenants", "controlplane", "dataplane", "migrations", "tests")
 #: Not a part of the program, or made from it.
@@ -91,6 +93,25 @@ class Copy:
         if number["errors"]:
             return Outcome.BROKEN, detail
         return (Outcome.NOT_HERE, "skipped") if number["skipped"] == number["tests"] else (Outcome.GREEN, "")
+
+    def run_in_guest(self, test: str) -> tuple[Outcome, str]:
+        """Run a test of RDMA in the guest of ``make test-rdma``, which is built beside the checkout that was copied."""
+        built = self._root / "build" / "rdma"
+        if not built.exists():
+            (ROOT / "build" / "rdma").mkdir(parents=True, exist_ok=True)
+            built.parent.mkdir(exist_ok=True)
+            built.symlink_to(ROOT / "build" / "rdma")
+        try:
+            ended = self._python("-m", "tests.rdma.vm", "--quick", "--required", test)
+        except subprocess.TimeoutExpired:
+            return Outcome.SLOW, f"more than {_TIME_LIMIT_S} s"
+        found = {word: re.search(rf"(\d+) {word}", ended.stdout) for word in ("failed", "passed")}
+        fault = re.search(r"^E +(.*)$", ended.stdout, re.MULTILINE)
+        if found["failed"]:
+            return Outcome.RED, fault.group(1)[:_DETAIL_MAX_CHARS] if fault else ""
+        if found["passed"]:
+            return Outcome.GREEN, ""
+        return Outcome.BROKEN, (ended.stderr or ended.stdout).strip()[-_DETAIL_MAX_CHARS:].replace("\n", " ")
 
     def _write(self, path: str, content: str) -> None:
         (self._root / path).write_text(content)
