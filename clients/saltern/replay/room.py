@@ -69,18 +69,24 @@ class Room:
         return size_bytes // self.nodes // rounded_up(self.block_bytes)
 
     def shared(self, setup: ReplaySetup, tenants: Sequence[str]) -> dict[str, Share]:
-        """What was set up: reservations and limits; without a limit, all there is."""
+        """What was set up: reservations and limits.
+
+        Without a limit a tenant may have more memory than there is: one of just that is met as the pool is full, and a
+        control plane would move it to where it is met most, which helps nobody.
+        """
         shares = {}
         for name in tenants:
             quota = setup.quotas.get(name, _NO_QUOTA)
-            dram = self._shared(self.node_blocks, quota.reserved_bytes, quota.limit_bytes)
-            ssd = self._shared(self.ssd_blocks, quota.ssd_reserved_bytes, quota.ssd_limit_bytes)
+            dram = self._shared(self.node_blocks, quota.reserved_bytes, quota.limit_bytes, 2 * self.node_blocks)
+            ssd = self._shared(self.ssd_blocks, quota.ssd_reserved_bytes, quota.ssd_limit_bytes, self.ssd_blocks)
             shares[name] = Share(*dram, quota.weight, *ssd)
         return shares
 
-    def _shared(self, capacity: int, reserved_bytes: int | None, limit_bytes: int | None) -> tuple[int, int]:
+    def _shared(
+        self, capacity: int, reserved_bytes: int | None, limit_bytes: int | None, no_limit: int
+    ) -> tuple[int, int]:
         reserved = min(capacity, self.blocks_of(reserved_bytes or 0))
-        limit = capacity if limit_bytes is None else min(capacity, self.blocks_of(limit_bytes))
+        limit = no_limit if limit_bytes is None else min(capacity, self.blocks_of(limit_bytes))
         return reserved, max(reserved, limit)
 
     def walls(self, setup: ReplaySetup, tenants: Sequence[str]) -> dict[str, Share]:
