@@ -13,7 +13,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-rdma test-engines bench-engines test-vllm sim sim-leases isolation chaos faults rehearse-upgrade fuzz noisy cli-reference reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay bench-vllm core-cost ssd-cost proto proto-check clean
+.PHONY: help setup setup-vllm demo test test-rdma test-docker test-engines bench-engines test-vllm sim sim-leases isolation chaos faults rehearse-upgrade fuzz noisy cli-reference reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay bench-vllm core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -62,6 +62,9 @@ bench-engines: setup $(VENV)/.mooncake-installed  ## measure the engines below D
 
 test-vllm: setup-vllm  ## run tests/vllm on real vLLM: VLLM_ARGS="-k engine", VLLM_ARGS=--tp adds tensor parallelism
 	@$(VLLM_VENV)/bin/python -m pytest --confcutdir=tests/vllm tests/vllm $(VLLM_ARGS)
+
+test-docker: setup  ## check images, compose, Kubernetes and Prometheus with tools of their own (root, Debian; minutes): DOCKER_ARGS="rehearsal"
+	@nice -n 10 $(BIN)/python -m tests.docker $(DOCKER_ARGS)
 
 SEEDS ?= 1000
 sim: setup  ## simulate a node's core: SEEDS=n worlds of 1000 steps, every rule checked after every step

@@ -23,6 +23,7 @@ from tests.docker import compose
 from tests.docker.container import UID, Container, Image
 from tests.docker.database import DatabaseContainer
 from tests.docker.dockerfile import ROOT, stages
+from tests.docker.monitoring import Monitoring, ask_every_panel
 from tests.support.network import Host, can_make_namespaces, enter_private_network, network
 
 HEALTHY_S = 60.0
@@ -52,6 +53,9 @@ keys:
 _APPLY = f"""mkdir /tmp/secrets
 cat >/tmp/tenant.yaml <<'EOF'{_TENANT}EOF
 saltern apply -f /tmp/tenant.yaml --yes --wait --save-secrets /tmp/secrets"""
+
+_SECOND_KEY = """mkdir /tmp/secrets
+saltern key create engine-2 --tenant acme --role writer --save /tmp/secrets/acme.engine.key"""
 
 
 class Rehearsal:
@@ -169,7 +173,7 @@ class Rehearsal:
             self.database.stop()
 
 
-def rehearse(folder: Path, nodes: tuple[str, ...]) -> None:
+def rehearse(folder: Path, nodes: tuple[str, ...], *, with_prometheus: bool = False) -> None:
     """Everything that the file promises, in the order in which somebody would do it."""
     env_file = folder / "env"
     make_env = ["sh", str(ROOT / "docker" / "make-env.sh"), str(env_file)]
@@ -178,7 +182,7 @@ def rehearse(folder: Path, nodes: tuple[str, ...]) -> None:
     subprocess.run(make_env, check=True)
     assert env_file.read_text() == first and env_file.stat().st_mode & 0o777 == 0o600
     environment = compose.read_env(env_file) | {"SALTERN_NODE_DRAM_BYTES": "64MiB", "SALTERN_NODE_SSD_BYTES": "64MiB"}
-    hosts = ["postgres", "control-1", "control-2", "cli", *nodes]
+    hosts = ["postgres", "control-1", "control-2", "cli", "prometheus", *nodes]
     # In a hosts file an address must not have two names beside an alias of two addresses: gRPC's resolver gives up one.
     names = {name: [name] for name in hosts if not name.startswith("control-")} | {
         "control": ["control-1", "control-2"]
@@ -186,6 +190,8 @@ def rehearse(folder: Path, nodes: tuple[str, ...]) -> None:
     with network(names, hosts=hosts) as made, _ending(Rehearsal(folder, made, environment)) as rehearsal:
         _first_start(rehearsal, nodes)
         _use(rehearsal, nodes)
+        if with_prometheus:
+            _watch(rehearsal, made)
         _stop_one(rehearsal)
         if nodes != SHORT:
             _start_again(rehearsal, nodes)
@@ -239,6 +245,35 @@ def _engine(rehearsal: Rehearsal, shell: Container) -> None:
     rehearsal.say("an engine in the network stored 16 blocks and read each back")
 
 
+def _watch(rehearsal: Rehearsal, hosts: Mapping[str, Host]) -> None:
+    command = rehearsal.services["prometheus"]["command"]
+    folder, log = rehearsal.log("x").parent / "prometheus", rehearsal.log("prometheus")
+    monitoring = Monitoring(command, folder, hosts["prometheus"], hosts, log)
+    shell = rehearsal.shell()
+    try:
+        monitoring.until(lambda: monitoring.targets_are_up(expected=5))
+        made = shell.exec("sh", "-ec", _SECOND_KEY)
+        assert made.returncode == 0, made.stderr
+        for _ in range(3):  # so that rates are above nothing
+            time.sleep(3)
+            _engine(rehearsal, shell)
+        time.sleep(3)
+        monitoring.until(monitoring.rules_are_well)
+        count, empty = ask_every_panel(monitoring, "acme")
+        rehearsal.say(
+            f"prometheus: 5 targets up, every rule well, {count} queries of panels asked, {len(empty)} without data"
+        )
+        for where in empty:
+            rehearsal.say(f"  no data: {where}")
+        of_tenant, of_node = monitoring.series("acme")
+        rehearsal.say(f"  series of a node: {of_node}, {of_tenant} of them of the one tenant")
+        firing = [alert["labels"]["alertname"] for alert in monitoring.ask("alerts")["alerts"]]
+        rehearsal.say(f"  alerts: {', '.join(sorted(set(firing))) or 'none'}")
+    finally:
+        shell.kill()
+        monitoring.stop()
+
+
 def _stop_one(rehearsal: Rehearsal) -> None:
     # Whoever calls `control` goes on with the other one.
     rehearsal.stop("control-1")
@@ -277,12 +312,14 @@ def _no_secret_in_logs(folder: Path, environment: Mapping[str, str], rehearsal: 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.docker.rehearse", description=__doc__)
     parser.add_argument("--short", action="store_true", help="one node instead of three")
+    parser.add_argument("--prometheus", action="store_true", help="with a Prometheus of this machine's")
     arguments = parser.parse_args()
     if not can_make_namespaces():
         parser.error("this needs root, and unshare, nsenter and ip (util-linux, iproute2)")
     enter_private_network("tests.docker.rehearse", sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="saltern-rehearsal-") as folder:
-        rehearse(Path(folder), SHORT if arguments.short else ALL)
+        Path(folder).chmod(0o711)
+        rehearse(Path(folder), SHORT if arguments.short else ALL, with_prometheus=arguments.prometheus)
     return 0
 
 
