@@ -144,9 +144,9 @@ def test_a_full_queue_refuses_a_chain_before_any_of_it_is_posted(binding: str) -
 
 def test_sides_of_different_mtu_meet_at_the_smaller(binding: str) -> None:
     content = os.urandom(100_000)
-    near, far = Side(binding, mtu_bytes=1024), Side(binding, access=Access.REMOTE)
+    near, far = Side(binding, mtu_bytes=256), Side(binding, access=Access.REMOTE)
     with closing(near), closing(far):
-        assert (near.pair.endpoint.mtu_bytes, far.pair.endpoint.mtu_bytes) == (1024, 4096)
+        assert near.pair.endpoint.mtu_bytes == 256 < far.pair.endpoint.mtu_bytes
         near.pair.connect(far.pair.endpoint)
         far.pair.connect(near.pair.endpoint)
         far.memory[: len(content)] = content
