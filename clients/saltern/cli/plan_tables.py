@@ -59,6 +59,6 @@ def _print_trials(settings: Settings, plan: Plan) -> None:
     headings = [heading.upper() for heading in TRIAL_HEADINGS]
     table = Table(f"TRIED, {plan.engine.upper()}", *headings, right=headings)
     for number, trial in enumerate(plan.trials):
-        table.add("suggested" if number == plan.chosen else str(number + 1), *trial_cells(trial))
+        table.add("suggested" if number == plan.chosen else str(number + 1), *trial_cells(plan, trial))
     table.print(settings)
     click.echo()

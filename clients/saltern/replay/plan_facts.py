@@ -65,7 +65,7 @@ def tenant_cells(name: str, tenant: PlannedTenant) -> list[str]:
     ]
 
 
-def trial_cells(trial: PlanTrial) -> list[str]:
+def trial_cells(plan: Plan, trial: PlanTrial) -> list[str]:
     """Under :data:`TRIAL_HEADINGS`."""
     return [
         str(trial.nodes),
@@ -75,7 +75,7 @@ def trial_cells(trial: PlanTrial) -> list[str]:
         cell(trial.simulated_hit_rate, Unit.RATE),
         cell(trial.ssd_hit_rate, Unit.RATE) if trial.node_ssd_bytes else "-",
         cell(trial.ttft_p95_s, Unit.SECONDS),
-        f"{trial.within_share:.1%}",
+        "-" if plan.target.slo_ttft_s is None else f"{trial.within_share:.1%}",
         f"{trial.usd_per_hour:.2f}",
     ]
 

@@ -94,7 +94,7 @@ def _of_ssd(value: Callable[[SsdResult], Value]) -> Callable[[ColumnResult], Val
 
 #: Where nodes have an SSD tier.
 SSD_ROWS: Final = (
-    Row("ssd_hit_tokens", "  of these skipped, from SSD", Unit.COUNT, _of_ssd(lambda s: s.hit_tokens)),
+    Row("ssd_hit_tokens", "prefill tokens skipped, from SSD", Unit.COUNT, _of_ssd(lambda s: s.hit_tokens)),
     Row("ssd_read_bytes", "read from SSD", Unit.BYTES, _of_ssd(lambda s: s.read_bytes)),
     Row("ssd_written_bytes", "written to SSD", Unit.BYTES, _of_ssd(lambda s: s.written_bytes)),
     Row("ssd_read_s", "  devices busy with reads", Unit.SECONDS, _of_ssd(lambda s: s.read_s)),
@@ -118,7 +118,7 @@ MEASURED_ROWS: Final = (
     Row("driver_busy", "  driver on a CPU", Unit.RATE, _measured(lambda r, m: m.driver_busy(r.driver_cpu_s))),
     Row(
         "failed_blocks",
-        "blocks that no node answered for",
+        "blocks without an answer",
         Unit.COUNT,
         _cached(_measured(lambda _, m: m.failed_blocks)),
     ),

@@ -19,7 +19,10 @@ _SECTIONS: Final = [
     ("trials", "What was simulated"),
     ("rests-on", "What this rests on"),
 ]
+#: What comes from curves alone.
+_LABELS: Final = {"curve": "predicted"}
 _GIB: Final = 2**30
+_TIB: Final = 2**40
 
 
 def plan_page(plan: Plan) -> str:
@@ -45,7 +48,7 @@ def plan_page(plan: Plan) -> str:
     body = join(
         head,
         contents(_SECTIONS),
-        element("main", [section(key, kind, title, parts[key]) for key, title in _SECTIONS]),
+        element("main", [section(key, _LABELS.get(key, kind), title, parts[key]) for key, title in _SECTIONS]),
         element("footer", element("p", plan.program, " \N{MIDDLE DOT} sha256 ", plan.trace.sha256, class_="soft")),
     )
     return page(f"{plan.engine.upper()}: plan for {plan.trace.name}", body)
@@ -61,7 +64,7 @@ def _tenants(plan: Plan) -> Markup:
 
 def _trials(plan: Plan) -> Markup:
     rows = [
-        ["suggested" if number == plan.chosen else str(number + 1), *trial_cells(trial)]
+        ["suggested" if number == plan.chosen else str(number + 1), *trial_cells(plan, trial)]
         for number, trial in enumerate(plan.trials)
     ]
     caption = "Every size that was tried, in order; in time is the share of requests that met the target of time."
@@ -81,7 +84,7 @@ def _curves(plan: Plan) -> Markup:
             )
             for number, one in enumerate(plan.tenant_curves[: SERIES_MAX * 2])
         ]
-    return element("div", drawn, class_="plots")
+    return element("div", drawn, class_="wide")
 
 
 def _rates(points: list[PlanPoint]) -> list[float | None]:
@@ -95,15 +98,16 @@ def _curve(key: str, title: str, plan: Plan, lines: list[Line], points: list[Pla
         f"Hit rate of an LRU cache by its size: half of the most, {half.hit_rate:.3f}, at {size(half.size_bytes)}; "
         f"{last.hit_rate:.3f} at {size(last.size_bytes)}, which holds everything."
     )
+    unit_bytes, unit = (_TIB, "TiB") if last.size_bytes >= 4 * _TIB else (_GIB, "GiB")
     plot = line_plot(
         key,
-        f"{plan.engine.capitalize()} traffic, predicted: {title}",
+        f"Predicted: {title}",
         said,
         lines,
-        step=(points[1].size_bytes if len(points) > 1 else 1) / _GIB,
+        step=(points[1].size_bytes if len(points) > 1 else 1) / unit_bytes,
         label=lambda value: f"{value:g}",
         across=linear,
-        across_label=lambda gib: f"{gib:,.4g} GiB" if gib else "0",
+        across_label=lambda value: f"{value:,.4g} {unit}" if value else "0",
         top=1.0,
     )
     rows = [[size(point.size_bytes), f"{point.hit_rate:.4f}"] for point in points]
