@@ -287,7 +287,8 @@ def _remove_leftovers(paths: _Paths) -> None:
 
 def _init_cluster(paths: _Paths, account: ServerAccount, binaries: ServerBinaries) -> None:
     """Make the cluster in a scratch folder and rename it into place when it is complete and on disk."""
-    with tempfile.TemporaryDirectory(prefix="initdb-", dir=paths.data_dir) as name:
+    # What cannot be removed, for a server of initdb is still ending, goes at the next start: why initdb failed counts.
+    with tempfile.TemporaryDirectory(prefix="initdb-", dir=paths.data_dir, ignore_cleanup_errors=True) as name:
         scratch = Path(name)
         password_file = scratch / "password"
         password_file.touch(mode=0o600)
