@@ -13,7 +13,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-rdma test-docker test-engines bench-engines test-vllm sim sim-leases isolation chaos faults rehearse-upgrade fuzz noisy cli-reference reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay bench-vllm core-cost ssd-cost proto proto-check clean
+.PHONY: help setup setup-vllm demo test test-rdma test-docker test-engines bench-engines test-vllm sim sim-leases isolation chaos faults rehearse-upgrade soak fuzz noisy cli-reference reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay bench-vllm core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -85,6 +85,10 @@ faults: setup  ## kill, pause, cut and slow a node, a control plane and Postgres
 
 rehearse-upgrade: setup  ## replace control planes and nodes of an earlier commit one by one, under load, and back: UPGRADE_ARGS="--from COMMIT"
 	@$(BIN)/python -m tests.faults.upgrade --json build/upgrade.json $(UPGRADE_ARGS)
+
+MINUTES ?= 30
+soak: setup  ## a deployment under load for MINUTES=n: memory, descriptors and disk must be flat
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --json build/soak.json
 
 SECONDS ?= 60
 fuzz: setup  ## call every RPC in every wrong way for SECONDS=n, over a control plane and a node: SEED=n repeats a run

@@ -196,12 +196,14 @@ class Session(ABC):
         if len(reply.codes) != len(slots):
             raise self._connection.violation("a put reply of another length", "LENGTH_MISMATCH")
         explained = {entry.index: entry.error for entry in reply.errors}
+        # The node puts the first 16 into words: the last of a code speaks for the others of that code.
+        spokesman = {reply.codes[index]: body for index, body in sorted(explained.items()) if index < len(slots)}
         for index, (slot, code) in enumerate(zip(slots, reply.codes, strict=True)):
             if code == StatusCode.OK:
                 slot.result = _STORED
             elif code == StatusCode.ALREADY_EXISTS:
                 slot.result = _ALREADY_STORED
-            elif (body := explained.get(index)) is not None:
+            elif (body := explained.get(index) or spokesman.get(code)) is not None:
                 slot.result = put_result(error_from_body(body, code))
             else:
                 slot.result = _unexplained(code)
@@ -261,8 +263,8 @@ def split_requests(keys: Sequence[BlockKey]) -> Iterable[Sequence[BlockKey]]:
 
 
 def _unexplained(code: int) -> PutResult:
-    """A refusal past the first 16 that the node puts into words."""
+    """A refusal that the node put nowhere into words, not for another entry with this code either."""
     error: SalternError = error_from_status(
-        code, f"the node refused the entry with code {code}", hint="the first refusals of the batch say why"
+        code, f"the node refused the entry with code {code}", hint="the other refusals of the batch may say why"
     )
     return Refused(error)

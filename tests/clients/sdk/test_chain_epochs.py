@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from saltern import wire
 from saltern.client import Client
 from saltern.credentials import Grant
 from saltern.errors import PermissionDeniedError
@@ -134,6 +135,19 @@ def test_each_call_finds_out_by_itself(
         assert chain.put_many(items(range(6))) == [Stored()] * 6
         assert payloads(chain.get_many(range(6))) == [block_of(number) for number in range(6)]
     assert (credentials.exchanges, client.epoch) == (1, 2)
+
+
+def test_i6_more_blocks_than_a_node_puts_into_words_go_to_the_new_epoch_too(
+    nodes: list[StaticNode], credentials: ChangingCredentials, client: Client
+) -> None:
+    """A put reply explains 16 refusals in words; the others of their code were refused for the same reason."""
+    many = range(wire.PUT_ERRORS_MAX + 24)
+    chain = client.chain(hashes(len(many)))
+    assert chain.lookup().error is None
+    rotate(nodes, 1, 2)
+    credentials.next = with_epochs(credentials, 1, 2)
+    assert chain.put_many(items(many)) == [Stored()] * len(many)
+    assert client.chain(hashes(len(many))).lookup().prefix == len(many)
 
 
 def test_i10_a_node_that_does_not_know_the_new_epoch_yet_is_a_miss_and_no_alarm(
