@@ -39,6 +39,7 @@ from typing import Final
 
 from controlplane.auth import bootstrap
 from controlplane.child_process import ChildProcess, log_tail, process_ended
+from controlplane.console.part import has_console
 from controlplane.credentials_store import ADMIN_KEY_FILE, ensure_credentials, node_key_file
 from controlplane.files import announced, make_folder, require_own_folder
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
@@ -56,12 +57,16 @@ _SOCKET_PATH_MAX_BYTES: Final = 107  # sockaddr_un.sun_path less its NUL
 _HOST: Final = "127.0.0.1"
 #: Nodes take two ports each from 7701 on. Metrics are beyond the last of them: 7900, and 7901 and up for the nodes.
 _METRICS_PORT_OFFSET: Final = 200
+_CONSOLE_PORT_OFFSET: Final = 190
 _READY_TEXT: Final = """
 Saltern is ready: control plane on {endpoint}. In another terminal:
 
     {command} tenant create acme
 
-Ctrl-C stops it."""
+{console}Ctrl-C stops it."""
+_CONSOLE_TEXT: Final = """In a browser: {url}, with the key in {key_file}
+
+"""
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Say = Callable[[str], None]
@@ -149,7 +154,10 @@ class _Stack:
         async with AsyncExitStack() as exits:
             run_file = await self._start(exits)
             exits.enter_context(announced(self._dir / "run.json", run_file))
-            self._say(_READY_TEXT.format(endpoint=run_file["control_endpoint"], command=self._options.command))
+            url, key_file = run_file["console_url"], run_file["admin_api_key_file"]
+            console = _CONSOLE_TEXT.format(url=url, key_file=key_file) if url else ""
+            ready = {"endpoint": run_file["control_endpoint"], "command": self._options.command, "console": console}
+            self._say(_READY_TEXT.format(**ready))
             raise await self._first_failure()
 
     async def _start(self, exits: AsyncExitStack) -> dict[str, object]:
@@ -162,7 +170,8 @@ class _Stack:
             self._tls = ensure_certificates(self._dir / "tls")
             self._say(f"tls         clients are to trust {self._tls.ca}")
         environment = await self._start_database(exits)
-        endpoint = await self._start_control(exits, environment)
+        control = await self._start_control(exits, environment)
+        endpoint = str(control["endpoint"])
         credentials_dir = self._dir / "credentials"
         await asyncio.to_thread(
             ensure_credentials,
@@ -178,6 +187,7 @@ class _Stack:
         ]
         return {
             "control_endpoint": endpoint,
+            "console_url": control["console_url"],
             "nodes": nodes,
             "admin_api_key_file": str(credentials_dir / ADMIN_KEY_FILE),
             "tls_ca": "" if self._tls is None else str(self._tls.ca),
@@ -205,14 +215,18 @@ class _Stack:
             "SALTERN_MIGRATION_DATABASE_URL": server.url("owner").render_as_string(hide_password=False),
         }
 
-    async def _start_control(self, exits: AsyncExitStack, environment: Mapping[str, str]) -> str:
-        """Start the control plane; return its endpoint."""
+    async def _start_control(self, exits: AsyncExitStack, environment: Mapping[str, str]) -> dict[str, object]:
+        """Start the control plane, with the console where it is installed; return its ready file."""
         arguments = ["serve", "control", "--listen", f"{_HOST}:{self._options.port(0)}"]
         arguments += ["--metrics-listen", f"{_HOST}:{self._options.port(_METRICS_PORT_OFFSET)}"]
         arguments += ["--state-dir", str(self._dir / "control"), *self._tls_arguments()]
+        if has_console():
+            arguments += ["--console-listen", f"{_HOST}:{self._options.port(_CONSOLE_PORT_OFFSET)}"]
+        else:
+            self._say("console     not installed: pip install 'saltern-server[console]'")
         ready = await self._start_child(exits, "control", arguments, environment)
         self._say(f"control     serves on {ready['endpoint']}")
-        return str(ready["endpoint"])
+        return ready
 
     async def _start_node(
         self, exits: AsyncExitStack, number: int, endpoint: str, sockets_dir: Path

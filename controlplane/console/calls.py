@@ -6,11 +6,13 @@ its callers, and vouches for the browser's address (``controlplane.auth.vouching
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import Message
@@ -67,6 +69,7 @@ class Services:
         )
         self.voucher: Final = voucher
         self._tokens: OrderedDict[bytes, _Token] = OrderedDict()
+        self._exchanging: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self.auth: Final[Any] = auth_pb2_grpc.AuthServiceStub(self._channel)  # the stubs know the synchronous API only
         self.tenants: Final[Any] = tenants_pb2_grpc.TenantServiceStub(self._channel)
         self.namespaces: Final[Any] = namespaces_pb2_grpc.NamespaceServiceStub(self._channel)
@@ -104,17 +107,24 @@ class Services:
         """
         if session.login.token:
             return session.login.token
-        known = None if anew else self._tokens.get(session.key)
-        if known is None or monotonic() >= known.renew_at_s:
-            began_s = monotonic()
-            answer = await self.exchange(session.login.api_key, address)
-            life_s = max(answer.expire_time.seconds - time(), 1.0)
-            known = _Token(answer.access_token, began_s + life_s * _RENEW_AT)
-            self._tokens[session.key] = known
+        known = self._tokens.get(session.key)
+        async with self._exchanging.setdefault(session.key, asyncio.Lock()):
+            # The calls of one page are made at a time: the first of them exchanges for all.
+            if self._tokens.get(session.key) is not known:
+                anew = False
+            known = self._tokens.get(session.key)
+            if anew or known is None or monotonic() >= known.renew_at_s:
+                known = self.remember(session, await self.exchange(session.login.api_key, address))
+        return known.text
+
+    def remember(self, session: Session, answer: auth_pb2.ExchangeApiKeyResponse) -> _Token:
+        """Keep the token of a session for its next calls."""
+        life_s = max(answer.expire_time.seconds - time(), 1.0)
+        token = self._tokens[session.key] = _Token(answer.access_token, monotonic() + life_s * _RENEW_AT)
         self._tokens.move_to_end(session.key)
         while len(self._tokens) > _TOKENS_MAX:
             self._tokens.popitem(last=False)
-        return known.text
+        return token
 
     def forget(self, session: Session) -> None:
         """Drop the token of a session that has ended."""
@@ -144,8 +154,9 @@ class Calls:
         try:
             return await self._invoke(method, request, anew=False)
         except UnauthenticatedError as error:
-            # The token may have been revoked, or its key rotated away, since it was issued: one new one, one retry.
-            if not error.reason.startswith("TOKEN_") or self._session.login.token:
+            # The token may have been revoked since it was issued, alone or with all of its tenant's: one new one, one
+            # retry. The exchange for it says whether the key is still good.
+            if error.reason.startswith("API_KEY_") or self._session.login.token:
                 raise
         return await self._invoke(method, request, anew=True)
 

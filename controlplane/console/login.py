@@ -56,7 +56,9 @@ async def log_in(
             answer = await services.exchange(secret, address)
             claims = _read_claims(answer.access_token)
             login = Login(claims.sub, claims.tenant, claims.role, api_key=secret)
-            return await sessions.begin(_with_pages(login), now)
+            session = await sessions.begin(_with_pages(login), now)
+            services.remember(session, answer)
+            return session
         claims = _read_claims(secret)
         login = _with_pages(Login(claims.sub, claims.tenant, claims.role, token=secret))
         end = datetime.fromtimestamp(claims.exp, UTC)

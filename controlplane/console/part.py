@@ -6,6 +6,7 @@ What it needs besides is an extra of the distribution, and imported only here.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from typing import Final
 
 import grpc
@@ -16,6 +17,11 @@ from controlplane.db import Database
 from controlplane.settings import ControlSettings
 from saltern.errors import FailedPreconditionError
 from saltern.tls_reload import ReloadingTls
+
+
+def has_console() -> bool:
+    """Whether what the console needs is installed."""
+    return all(find_spec(name) is not None for name in ("jinja2", "starlette", "uvicorn"))
 
 
 class ConsolePart:

@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 _PACKAGE: Final = "controlplane.console"
 _CONTENT_TYPES: Final = {
@@ -45,5 +46,11 @@ def make_environment(assets: Mapping[str, Asset]) -> Environment:
     environment = Environment(
         loader=PackageLoader(_PACKAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["breaking"] = _breaking
     environment.globals["asset"] = lambda name: f"/static/{name}?v={assets[name].version}"
     return environment
+
+
+def _breaking(name: str) -> Markup:
+    """A resource name that may go on in the next line after each slash."""
+    return Markup("/<wbr>").join(map(escape, name.split("/")))

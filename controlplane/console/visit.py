@@ -62,7 +62,7 @@ _HTTP_STATUS: Final = {
     StatusCode.UNAVAILABLE: 503,
     StatusCode.DEADLINE_EXCEEDED: 504,
 }
-_NOT_AVAILABLE: Final = "RESOURCE_NOT_AVAILABLE"
+_STATUS_BY_REASON: Final = {"RESOURCE_NOT_AVAILABLE": 404, "FORM_TOO_LARGE": 413}
 
 _log = structlog.get_logger(__name__)
 
@@ -275,8 +275,7 @@ def failure(error: Exception, method: str) -> SalternError:
 def error_page(request: Request, error: SalternError, visit: Visit | None) -> Response:
     """An error as a page. What is another tenant's and what is not there are one answer, to the byte (I2)."""
     status_code = _HTTP_STATUS.get(error.code, 500)
-    if error.reason == _NOT_AVAILABLE:
-        status_code = 404
+    status_code = _STATUS_BY_REASON.get(error.reason, status_code)
     values = {"error": error, "status": status_code}
     if visit is None:
         response = console_of(request).render("error_bare.html", status_code, title="Error", **values)

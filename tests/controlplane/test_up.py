@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -111,6 +112,8 @@ def test_a_stack_from_first_start_to_last(reachable_tmp_path: Path) -> None:
         run, other_run = first.wait_ready(), other.wait_ready()
         assert run["control_endpoint"] != other_run["control_endpoint"]
         assert other_run["nodes"] == []
+        with urlopen(f"{run['console_url']}login", timeout=30) as login:
+            assert b"Log in" in login.read()
         (node,) = run["nodes"]
         assert {"node_id", "wire_endpoint", "grpc_endpoint", "shm_path", "metrics_endpoint", "pid"} <= node.keys()
         for name in ("admin.key", "node-1.key"):

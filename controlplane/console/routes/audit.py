@@ -28,7 +28,7 @@ async def list_events(visit: Visit) -> Response:
     return visit.render(
         "audit.html",
         "Audit trail",
-        events=event_rows(answer.audit_events),
+        events=event_rows(answer.audit_events, visit.parent),
         asked=asked,
         outcomes=OUTCOMES,
         next_page=answer.next_page_token,

@@ -44,6 +44,8 @@ async def list_keys(visit: Visit) -> Response:
 
 @page
 async def new_key(visit: Visit) -> Response:
+    # Asks for nothing that the form needs: whose keys somebody may not see, of those there is no form either (I2).
+    await visit.calls(visit.services.credentials.ListApiKeys, ListApiKeysRequest(parent=visit.parent, page_size=1))
     return _new_form(visit, {"days": "90", "role": _roles(visit)[0].value}, None)
 
 

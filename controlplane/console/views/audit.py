@@ -64,7 +64,13 @@ def read_filter(query: Mapping[str, str]) -> Filter:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """An event. ``action``: the method without its package. ``before``, ``after``: JSON, empty for nothing."""
+    """An event.
+
+    Attributes:
+        actor, resource: without the part that every name of the trail's tenant begins with; ``full_``: whole.
+        action: the method without its package.
+        before, after: JSON, empty for nothing.
+    """
 
     sequence: str
     time: str
@@ -73,6 +79,8 @@ class EventRow:
     peer: str
     action: str
     resource: str
+    full_actor: str
+    full_resource: str
     is_denied: bool
     reason: str
     request_id: str
@@ -82,19 +90,23 @@ class EventRow:
     hash: str
 
 
-def event_rows(events: Sequence[AuditEvent]) -> list[EventRow]:
-    return [_row(event) for event in events]
+def event_rows(events: Sequence[AuditEvent], parent: str) -> list[EventRow]:
+    """``parent``: resource name of the tenant whose trail it is; empty for the platform's."""
+    own = f"{parent}/" if parent else ""
+    return [_row(event, own) for event in events]
 
 
-def _row(event: AuditEvent) -> EventRow:
+def _row(event: AuditEvent, own: str) -> EventRow:
     return EventRow(
         sequence=texts.last_segment(event.name),
         time=texts.exact_stamp(event.event_time),
-        actor=event.actor,
+        actor=event.actor.removeprefix(own),
         actor_role=event.actor_role,
         peer=event.peer,
         action=event.method.rpartition(".")[2],
-        resource=event.resource,
+        resource=event.resource.removeprefix(own),
+        full_actor=event.actor,
+        full_resource=event.resource,
         is_denied=event.outcome == AuditEvent.OUTCOME_DENIED,
         reason=event.reason,
         request_id=event.request_id,

@@ -112,7 +112,7 @@ def _volumes(records: Sequence[UsageRecord]) -> tuple[Figure, ...]:
     dram = sum(int(record.dram_byte_seconds or 0) for record in records)
     moved = sum(record.read_bytes + record.stored_bytes for record in records)
     return (
-        Figure("Held in DRAM", f"{dram / _GIB_HOUR:,.1f} GiB h", "bytes held, times hours"),
+        Figure("Held in DRAM", f"{dram / _GIB_HOUR:,.0f}", "GiB times hours"),
         Figure("Moved", texts.size(moved), "read and stored"),
     )
 

@@ -170,14 +170,14 @@ def _figures(records: Sequence[UsageRecord], period: Period) -> tuple[Figure, ..
         Figure(
             "Tokens saved",
             texts.short_count(sum(record.tokens_saved for record in records)),
-            f"not computed again {within}",
+            within,
         ),
         Figure(
             "Evicted",
             texts.short_count(sum(record.evictions for record in records)),
-            f"{texts.short_count(neighbours)} for other tenants {within}",
+            f"{texts.short_count(neighbours)} of them for other tenants",
         ),
-        Figure("Puts refused", texts.short_count(refused), f"of {texts.short_count(refused + stored)} {within}"),
+        Figure("Puts refused", texts.short_count(refused), f"of {texts.short_count(refused + stored)} puts"),
     )
 
 
