@@ -26,7 +26,8 @@ from tests.docker.dockerfile import ROOT, stages
 from tests.docker.monitoring import Monitoring, ask_every_panel
 from tests.support.network import Host, can_make_namespaces, enter_private_network, network
 
-HEALTHY_S = 60.0
+HEALTHY_S = 120.0
+HEALTHCHECK = "/usr/local/lib/saltern/healthcheck.py"
 ALL = tuple(f"node-{number}" for number in (1, 2, 3))
 SHORT = ("node-1",)
 #: What an engine does, with the image of the command line and nothing else: store, and find it again.
@@ -224,6 +225,9 @@ def _first_start(rehearsal: Rehearsal, nodes: tuple[str, ...]) -> None:
         assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0 and status["NoNewPrivs"] == "1", name
         assert "ro" in container.root_options(), name
         assert status["NSpid"].split()[-1] == "1", name
+    page = rehearsal.running["control-1"].exec("python", "-I", HEALTHCHECK, "http://127.0.0.1:7705/login")
+    assert page.returncode == 0 and "<html" in page.stdout, page.stdout
+    rehearsal.say("control-1: the console shows its login")
     rehearsal.say(f"{', '.join(rehearsal.running)}: user {UID}, no capability, read-only root, process 1")
 
 
