@@ -192,6 +192,9 @@ DAMAGED: list[tuple[str, bytes | str, int, str]] = [
     ("servegen: window", "0,1,1,Gamma,1,1\n10,1,1,Gamma,1,1\n", 2, "a window at 10 s after"),
     ("openai: time", jsonl({"messages": []}), 1, "no time"),
     ("texts: order", jsonl({"timestamp": 9, "input": "a"}, {"timestamp": 3, "input": "a"}), 2, "--sort"),
+    ("binary junk", bytes(range(256)) * 8, 1, ""),
+    ("binary junk later", HASHED + bytes(range(256)) * 8, 2, ""),
+    ("sessions: truncated", gzip.compress(GOOD_SESSION.encode(), mtime=0)[:-12], 1, "damaged or truncated"),
     ("unknown JSON", jsonl({"name": 1}), 1, "no format that is known ('name')"),
     ("unknown text", "hello\n", 1, "neither JSON nor a heading"),
 ]

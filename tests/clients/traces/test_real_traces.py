@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,23 @@ def test_a_published_trace_is_read_whole(file: str) -> None:
     assert (len(lengths), sum(lengths), trace.block_tokens) == (requests, tokens, block_tokens)
     assert at_s == pytest.approx(last_s, abs=0.001)
     assert (trace.identity is Identity.NONE) == (not block_tokens)
+
+
+def test_sessions_of_claude_code_begin_as_they_were_published() -> None:
+    requests = list(islice(load_trace(FOLDER / "weka/claude_code_sessions_159.jsonl.gz"), 200))
+    assert len({request.session for request in requests}) > 1
+    assert all(later.arrival_s >= earlier.arrival_s for earlier, later in pairwise(requests))
+    assert any(request.think_s is not None for request in requests)
+    assert {request.stop for request in requests} & {"tool_use", "end_turn"}
+    assert all(-(-request.input_tokens // 64) >= len(request.block_ids) > 0 for request in requests)
+
+
+def test_servegen_arrivals_follow_a_published_client() -> None:
+    path = FOLDER / "servegen/m-large-client-61-trace.csv.gz"
+    requests = list(islice(load_trace(path, LoadOptions(seed=1, input_tokens=100)), 500))
+    assert len(requests) == 500
+    assert all(later.arrival_s >= earlier.arrival_s for earlier, later in pairwise(requests))
+    assert {request.input_tokens for request in requests} == {100}
 
 
 def test_blocks_derived_from_text_are_those_of_its_published_hash_trace() -> None:
