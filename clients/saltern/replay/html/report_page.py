@@ -12,7 +12,7 @@ from saltern.replay.html.plots import Spread, dot_plot
 from saltern.replay.html.scales import seconds_label, time_label
 from saltern.replay.html.tables import Shaded, behind, pairs, table
 from saltern.replay.html.tenants import tenants
-from saltern.replay.results import BreakEven, ColumnResult, CostResult, ReplayReport
+from saltern.replay.results import BreakEven, ColumnResult, CostResult, EngineKind, ReplayReport
 from saltern.replay.rows import Unit, all_rows, cell
 
 _SECTIONS: Final = [
@@ -109,7 +109,8 @@ def _latency(report: ReplayReport) -> Markup:
         target=target_s,
     )
     rows = [[column_heading(one), *(cell(value, Unit.SECONDS) for value in values)] for one, values in found]
-    caption = f"Queue, transfer and prefill together, {report.engine}; further to the left is better. Logarithmic axis."
+    how = report.engine if report.engine is EngineKind.SIMULATED else "reads measured, prefill modelled"
+    caption = f"Queue, transfer and prefill together, {how}; further to the left is better. Logarithmic axis."
     figure = behind(plot, caption, ["column", *names], rows)
     return element("div", figure, class_="wide")
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -185,11 +185,8 @@ def running_cluster(*, nodes: int, dram_bytes: int, eviction: str, reservations:
         admin = resources.enter_context(AdminClient(control, read_api_key(Path(up.run["admin_api_key_file"]))))
         folder = up.folder / "nodes"
         folder.mkdir(mode=0o700)
-        memory = None
-        if keeps:
-            memory = Path(
-                resources.enter_context(tempfile.TemporaryDirectory(prefix="saltern-replay-", dir="/dev/shm"))
-            )
+        # Each by itself right there: of a node whose parent is killed, nothing else is left to remove.
+        memory = f"/dev/shm/saltern-replay-{secrets.token_hex(8)}" if keeps else None  # noqa: S108 - the node makes it
         processes = []
         for name in map(node_id, range(nodes)):
             options = {
@@ -206,8 +203,9 @@ def running_cluster(*, nodes: int, dram_bytes: int, eviction: str, reservations:
                 "--reservations": reservations,
             }
             words = [str(word) for option in options.items() for word in option]
-            processes.append(NodeProcess(name, folder, None if memory is None else memory / name, words))
+            processes.append(NodeProcess(name, folder, None if memory is None else Path(f"{memory}-{name}"), words))
         cluster = Cluster(admin, processes)
+        resources.callback(cluster.forget)
         resources.callback(cluster.stop)
         yield cluster
 
