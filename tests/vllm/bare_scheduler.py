@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 import tests.vllm.engine  # noqa: F401  # says first how vLLM is to run
+from saltern.keys import BlockHash
 from saltern.results import Hit
 from saltern.vllm.connector import SalternConnector
 from tests.vllm.deployment import chains_recorded
@@ -27,6 +29,8 @@ from tests.vllm.models import model_path
 BLOCK_TOKENS = 32
 _LAYERS, _KV_HEADS, _HEAD = 8, 8, 128
 _CONTEXT_TOKENS = 65536
+#: What vLLM's engine core sleeps after a step in which there was nothing to compute, so that transfers get on.
+_IDLE_STEP_S = 0.001
 
 
 class Took(NamedTuple):
@@ -109,6 +113,21 @@ class BareScheduler:
         self.finish(name, output)
         return took
 
+    def bare_lookup(self, seed: int, blocks: int) -> Took:
+        """What the same question takes by the SDK alone, in one thread: keys, round trip, answer; of other entries."""
+        connector = self.scheduler.connector
+        client = connector._tenancy.client(connector._tenancy.ticket)
+        hashes = [BlockHash(sha256(b"%d %d" % (seed, index)).digest() * 2) for index in range(blocks)]
+        started_s, thread_started_s, process_started_s = time.perf_counter(), time.thread_time(), time.process_time()
+        answer = client.chain(hashes).lookup(deadline_ms=20_000)
+        took = Took(
+            time.perf_counter() - started_s,
+            time.thread_time() - thread_started_s,
+            time.process_time() - process_started_s,
+        )
+        assert answer.error is None
+        return took
+
     def finish(self, name: str, output: SchedulerOutput, connector_output: KVConnectorOutput | None = None) -> None:
         self.scheduler.update_from_output(output, _sampled(output, connector_output))
         if name in self.scheduler.requests:
@@ -183,7 +202,7 @@ class BareEngine:
                 self.bare.finish(name, output, connector_output)
                 return took_s
             scheduler.update_from_output(output, _sampled(output, connector_output))
-            time.sleep(0.0002)  # the loading threads have something to do, and an engine would compute
+            time.sleep(_IDLE_STEP_S)
 
     def close(self) -> None:
         self.worker.shutdown()

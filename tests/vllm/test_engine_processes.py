@@ -9,7 +9,7 @@ import pytest
 from tests.vllm.deployment import Store
 from tests.vllm.one_engine import run_engine
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(6000)
 
 _PROMPTS = [(1, 100), (2, 96), (3, 20)]
 _LOADABLE = [96, 64, 0]
