@@ -13,7 +13,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-rdma test-docker test-engines bench-engines test-vllm sim sim-leases isolation chaos faults rehearse-upgrade soak fuzz noisy cli-reference reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay bench-vllm core-cost ssd-cost proto proto-check clean
+.PHONY: help setup setup-vllm demo test test-console test-rdma test-docker test-engines bench-engines test-vllm sim sim-leases isolation chaos faults rehearse-upgrade soak fuzz noisy cli-reference reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay bench-vllm core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -33,6 +33,9 @@ demo: setup  ## run the main job end to end: two tenants, one node, real traffic
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 test: setup  ## run the tests, over WORKERS=n processes
 	@$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-console: setup  ## use the console in a real Chromium (apt install chromium): CONSOLE_ARGS="--screenshots build/console"
+	@nice -n 10 $(BIN)/python -m tests.console $(CONSOLE_ARGS)
 
 test-rdma: setup  ## run tests/rdma in a VM with Soft-RoCE (QEMU, no card needed): RDMA_ARGS="--install --quick" gets QEMU first, each test once; --full
 	@$(BIN)/python -m tests.rdma.vm $(RDMA_ARGS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.security.mutations import clients, gateway, identity, node, records, sharing_and_policy
+from tests.security.mutations import clients, console, gateway, identity, node, records, sharing_and_policy
 from tests.security.mutations.values import Mutation
 
 MUTATIONS: Final[tuple[Mutation, ...]] = (
@@ -13,5 +13,6 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     *records.MUTATIONS,
     *node.MUTATIONS,
     *clients.MUTATIONS,
+    *console.MUTATIONS,
     *gateway.MUTATIONS,
 )
