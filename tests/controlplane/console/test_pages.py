@@ -96,7 +96,7 @@ async def test_i2_another_tenants_page_is_the_same_as_that_of_one_that_is_not_th
             assert foreign.status_code == absent.status_code == 404, (method, template)
             assert foreign.text == absent.text and "beta" not in foreign.text, (method, template)
         for path in ("/tenants/acme/keys/{}/delete", "/tenants/acme/sharing/{}/manuals/accept"):
-            one, other = (await visitor.get(path.format(name)) for name in ("gone", "nobody"))
+            one, other = [await visitor.get(path.format(name)) for name in ("gone", "nobody")]
             assert (one.status_code, one.text) == (other.status_code, other.text) and one.status_code == 404
         for path in ("/tenants", "/nodes", "/policy", "/keys", "/audit", "/audit/export.jsonl"):
             assert (await visitor.get(path)).status_code in {403, 404}, path
