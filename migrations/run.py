@@ -208,15 +208,29 @@ def _migrating(url: str | URL) -> Iterator[Connection]:
         yield connection
 
 
+def _require_utf8(connection: Connection) -> None:
+    """Names for people and audit events hold any text; the hash of an event is over its UTF-8."""
+    encoding = connection.scalar(text("SELECT current_setting('server_encoding')"))
+    if encoding != "UTF8":
+        raise FailedPreconditionError(
+            f"the database has the encoding {encoding}, and the service needs UTF8",
+            reason="DATABASE_ENCODING",
+            hint="make it anew: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0",
+            metadata={"encoding": str(encoding)},
+        )
+
+
 @contextmanager
 def _transaction(url: str | URL) -> Iterator[Connection]:
     engine = create_engine(
         sqlalchemy_url(url),
         poolclass=NullPool,
-        connect_args={"connect_timeout": 5, "application_name": "saltern-migrations"},
+        # In a database of another encoding text comes as it lies there: read as UTF-8, so that it can be refused.
+        connect_args={"connect_timeout": 5, "application_name": "saltern-migrations", "client_encoding": "utf8"},
     )
     try:
         with engine.begin() as connection:
+            _require_utf8(connection)
             yield connection
     except OperationalError as error:
         sqlstate = getattr(error.orig, "sqlstate", None)

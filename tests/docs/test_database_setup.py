@@ -11,12 +11,13 @@ from typing import Any
 
 import psycopg
 import pytest
-import yaml
 from psycopg import errors
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL
 
+import migrations
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
 from saltern.admin.v1 import tenants_pb2
+from saltern.errors import FailedPreconditionError
 from tests.docs.markdown import ROOT, blocks, commands
 from tests.support.control import control_plane
 
@@ -92,35 +93,35 @@ async def test_the_two_roles_of_the_operators_page(managed: Any, tmp_path: Path)
     assert done.returncode != 0 and "row-level security" in done.stderr
 
 
+def test_a_database_of_another_encoding_is_refused_in_words(managed: Any) -> None:
+    server, administrator = managed
+    administrator.execute("CREATE ROLE saltern_owner LOGIN PASSWORD 'first-password'")
+    administrator.execute("GRANT saltern_owner TO CURRENT_USER")
+    options = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    administrator.execute(f"CREATE DATABASE saltern OWNER saltern_owner {options}")
+    with pytest.raises(FailedPreconditionError) as refused:
+        migrations.upgrade(Urls(server).owner)
+    assert (refused.value.reason, refused.value.metadata) == ("DATABASE_ENCODING", {"encoding": "SQL_ASCII"})
+
+
 async def test_the_two_roles_of_the_compose_file(managed: Any, tmp_path: Path) -> None:
-    """Its scripts as the shell gets them; only the folders and the server's address are this test's own."""
+    """The script that the image of Postgres runs on an empty folder, as its shell gets it."""
     server, _ = managed
-    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))["services"]
     superuser = server.url("superuser", "postgres")
-
-    def run(service: str) -> None:
-        (script,) = services[service]["command"]
-        for folder in ("superuser", "secrets"):
-            (tmp_path / folder).mkdir(exist_ok=True)
-            script = script.replace(f"/{folder}/", f"{tmp_path / folder}/")
-        script = script.replace("$$", "$").replace("PGHOST=postgres", f"PGHOST={superuser.query['host']}")
-        environment = {
-            **os.environ,
-            "PGPORT": str(superuser.query["port"]),
-            "PATH": f"{programs()}:{os.environ['PATH']}",
-        }
-        subprocess.run(["/bin/sh", "-ec", script], env=environment, check=True, timeout=60)
-
-    (tmp_path / "superuser").mkdir()
-    (tmp_path / "superuser" / "password").write_text(superuser.password or "")
-    for _ in range(2):  # every start runs them
-        run("secrets")
-        run("roles")
+    passwords = {"SALTERN_OWNER_PASSWORD": "first-password", "SALTERN_APP_PASSWORD": "second'; \\x $password"}
+    environment = {
+        **os.environ,
+        **passwords,
+        "POSTGRES_USER": superuser.username or "",
+        "PGHOST": str(superuser.query["host"]),
+        "PGPORT": str(superuser.query["port"]),
+        "PGPASSWORD": superuser.password or "",
+        "PATH": f"{programs()}:{os.environ['PATH']}",
+    }
+    script = ROOT / "docker" / "postgres" / "roles.sh"
+    subprocess.run(["/bin/sh", script], env=environment, check=True, timeout=60, capture_output=True)
 
     urls = Urls(server)
-    for role in ("owner", "app"):
-        written = make_url((tmp_path / "secrets" / f"{role}-url").read_text())
-        assert (written.username, written.host, written.database) == (f"saltern_{role}", "postgres", "saltern")
-        setattr(urls, role, getattr(urls, role).set(password=written.password))
+    urls.app = urls.app.set(password=passwords["SALTERN_APP_PASSWORD"])
     async with control_plane(urls, tmp_path) as control:
         assert await control.redeem()
