@@ -333,7 +333,7 @@ class AdminClient:
             return self._invoke(method, request, _bearer(session), deadline_ms)
         except UnauthenticatedError as error:
             # The token may have been revoked, or its key rotated away, since it was issued: one new one, one retry.
-            if not error.reason.startswith("TOKEN_"):
+            if not error.reason.startswith("TOKEN_") and error.reason != "CREDENTIAL_REVOKED":
                 raise
             self._session = None
         return self._invoke(method, request, _bearer(self._current_session(deadline_ms)), deadline_ms)

@@ -259,6 +259,20 @@ def test_the_admin_client_gets_a_new_token_when_its_own_is_refused(stack: Stack)
             stranger.call(stranger.tenants.ListTenants, ListTenantsRequest())
 
 
+def test_the_admin_client_goes_on_when_all_tokens_of_its_tenant_were_revoked(
+    saltern: Saltern, stack: Stack, tenant: str, tmp_path: Path
+) -> None:
+    from saltern.admin.v1.quotas_pb2 import GetQuotaRequest
+
+    key = tmp_path / "admin.key"
+    saltern("key", "create", "lasting", "--tenant", tenant, "--role", "tenant-admin", "--save", str(key))
+    request = GetQuotaRequest(name=f"tenants/{tenant}/quota")
+    with AdminClient(stack.control, read_api_key(key)) as admin:
+        before = admin.call(admin.quotas.GetQuota, request)
+        assert saltern("tenant", "revoke-tokens", tenant, "--yes").code == 0
+        assert admin.call(admin.quotas.GetQuota, request) == before
+
+
 def test_a_reader_that_goes_away_is_no_error(stack: Stack) -> None:
     program = f"{sys.executable} -m saltern tenant list -o json | true; exit ${{PIPESTATUS[0]}}"
     environment = {

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import text
 
 from controlplane.clock import utc_now
 from controlplane.db.models import KeyEncryptionKeyHolder
@@ -72,6 +73,23 @@ async def test_a_key_is_rotated_and_removed_only_when_nothing_is_under_it(contro
         "RewrapSecrets",
         "RemoveKeyEncryptionKey",
     ]
+
+
+async def test_a_retired_key_stays_while_a_secret_that_cannot_be_wrapped_anew_is_under_it(control: Control) -> None:
+    """Whoever restores what was damaged needs the old key to open it."""
+    damage = "wrapped_private_key = set_byte(wrapped_private_key, 30, get_byte(wrapped_private_key, 30) # 1)"
+    (old,) = (await list_keys(control)).encryption_keys
+    async with control.database.transaction() as session:
+        await session.execute(text(f"UPDATE audit_checkpoint_keys SET {damage}"))
+    append_key(control.state_dir, "2")
+    await rotate(control)
+    keys = (await list_keys(control)).encryption_keys
+    while keys[1].state != pb2.KeyEncryptionKey.STATE_RETIRED or len(keys[1].wrapped) != 1:
+        await asyncio.sleep(0.05)
+        keys = (await list_keys(control)).encryption_keys
+    error = await refused(remove(control, old.id))
+    assert isinstance(error, FailedPreconditionError)
+    assert (error.reason, error.metadata["count"]) == ("KEY_IN_USE", "1")
 
 
 async def test_a_published_key_that_cannot_be_handed_out_is_taken_back_and_never_used_again(control: Control) -> None:

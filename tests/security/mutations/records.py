@@ -228,7 +228,7 @@ SECRETS: Final = (
         (Edit("controlplane/admin/key_encryption_keys.py", "    if count:\n", "    if False:\n"),),
         (
             "tests/controlplane/key_encryption/test_service.py"
-            "::test_a_key_is_rotated_and_removed_only_when_nothing_is_under_it",
+            "::test_a_retired_key_stays_while_a_secret_that_cannot_be_wrapped_anew_is_under_it",
         ),
     ),
     Mutation(
