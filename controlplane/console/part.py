@@ -52,7 +52,7 @@ class ConsolePart:
                 reason="CONSOLE_NOT_INSTALLED",
                 hint="pip install 'saltern-server[console]', or leave --console-listen out",
             ) from None
-        self._target = stack.enter_context(console_socket())
+        self._target = stack.enter_context(console_socket(self._settings.state_dir))
         server.add_insecure_port(self._target)
 
     async def serve(self, stack: AsyncExitStack, database: Database, clock: Clock, tls: ReloadingTls | None) -> str:

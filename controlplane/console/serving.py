@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import socket
 import ssl
@@ -40,19 +41,28 @@ _HEAD_MAX_BYTES: Final = 16 * 1024
 _IDLE_S: Final = 30
 _BACKLOG: Final = 64
 _SHUTDOWN_S: Final = 5
+_SOCKET: Final = "services.sock"
+#: sockaddr_un of Linux has 108 bytes, the last one 0 (unix(7)).
+_SOCKET_PATH_MAX_BYTES: Final = 107
 
 _log = structlog.get_logger(__name__)
 
 
 @contextlib.contextmanager
-def console_socket() -> Iterator[str]:
+def console_socket(state_dir: Path) -> Iterator[str]:
     """A place for the unix socket that the console calls services over, as a target of gRPC.
 
-    In a folder of this process's own (0700), which goes at the end of the block.
+    In a folder that this user alone may enter, and that goes at the end of the block: in the state directory, where
+    what a killed process left is removed by the next one, or among temporary folders where that has too long a name.
     """
-    folder = tempfile.mkdtemp(prefix="saltern-console-")
+    folder = state_dir.absolute() / "console"
+    if len(os.fsencode(folder / _SOCKET)) > _SOCKET_PATH_MAX_BYTES:
+        folder = Path(tempfile.mkdtemp(prefix="saltern-console-"))
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
     try:
-        yield f"unix:{Path(folder) / 'services.sock'}"
+        yield f"unix:{folder / _SOCKET}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -80,12 +80,15 @@ class Image:
         for part in ("opt", "usr/local"):
             if (self.folder / part).exists():
                 yield from ("--ro-bind", str(self.folder / part), f"/{part}")
+        for path_in_image in self.stage.folders:
+            yield from ("--dir", path_in_image)
+
+    def code_arguments(self) -> Iterator[str]:
+        """Where this checkout and its interpreter lie, after every mount that could hide them, such as /tmp."""
         for path in {ROOT, _VENV.absolute(), Path(sys.base_prefix)}:
             for parent in reversed(path.parents[:-1]):
                 yield from ("--perms", "0755", "--dir", str(parent))
             yield from ("--ro-bind", str(path), str(path))
-        for path_in_image in self.stage.folders:
-            yield from ("--dir", path_in_image)
 
 
 class Container:
@@ -121,6 +124,7 @@ class Container:
             *("--proc", "/proc", "--dev", "/dev"),
             *(word for mount in tmpfs for word in _tmpfs_arguments(mount)),
             *(word for path, mount in binds for word in _bind_arguments(path, mount)),
+            *image.code_arguments(),
             *("--remount-ro", "/"),
             *("--unshare-pid", "--as-pid-1", "--unshare-ipc", "--unshare-uts", "--hostname", hostname or name),
             *("--die-with-parent", "--new-session", "--chdir", stage.workdir, "--clearenv"),

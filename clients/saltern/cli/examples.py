@@ -56,11 +56,9 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "saltern replay run chat=conversation.jsonl.gz agent=sessions.jsonl.gz --block-tokens 512 --json report.json",
         "saltern replay run conversation.jsonl.gz --html report.html",
         "saltern replay run conversation.jsonl.gz --engine measured --nodes 2 --requests 2000 --block-bytes 64KiB",
-    ),
-    "replay calibrate": (
-        "saltern replay calibrate ttft.csv --model qwen3-8b --hardware 1xh100 --write mine.json",
         "saltern replay run conversation.jsonl.gz --profile mine.json --model calibrated --hardware calibrated",
     ),
+    "replay calibrate": ("saltern replay calibrate ttft.csv --model qwen3-8b --hardware 1xh100 --write mine.json",),
     "plan": (
         "saltern plan conversation.jsonl.gz --hit-rate 0.3",
         "saltern plan chat=conversation.jsonl.gz agent=sessions.jsonl.gz --block-tokens 512 --slo-ttft-ms 4000",

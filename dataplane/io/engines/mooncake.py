@@ -343,9 +343,9 @@ class MooncakeStore:
         if trouble == before:
             return
         if trouble:
-            _log.warning("mooncake", reason=trouble, master=str(self._settings.master))
+            _log.warning("mooncake", reason=trouble, endpoint=str(self._settings.master))
         else:
-            _log.info("mooncake", master=str(self._settings.master))
+            _log.info("mooncake", endpoint=str(self._settings.master))
             self._on_return()
 
 

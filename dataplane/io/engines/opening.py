@@ -37,5 +37,7 @@ def open_engine(settings: SsdSettings, files: Files, on_return: Callable[[], Non
         store.close()
         raise
     if not store.wait_connected(_CONNECT_S):
-        _log.warning("mooncake cannot be reached; serving from DRAM until it can", master=str(settings.mooncake.master))
+        _log.warning(
+            "mooncake cannot be reached; serving from DRAM until it can", endpoint=str(settings.mooncake.master)
+        )
     return engine

@@ -19,6 +19,8 @@ OTHER_BYTES = {
     "audit_events.hash": "a hash",
     "audit_events.previous_hash": "a hash",
     "bootstrap.token_sha256": "a hash",
+    "console_sessions.cookie_sha256": "a hash",
+    "console_sessions.sealed": "what only the browser's cookie opens, for eight hours at most",
     "key_encryption_keys.sealed_key": "a key that a key management service has encrypted under its own",
     "request_log.request_sha256": "a hash",
     "request_log.response": "an answer, without secrets",
