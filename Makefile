@@ -32,7 +32,7 @@ demo: setup  ## run the main job end to end: two tenants, one node, real traffic
 # A file's tests stay in one process: they share what they started.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 test: setup  ## run the tests, over WORKERS=n processes
-	@$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --ignore tests/engines $(PYTEST_ARGS)
 
 test-console: setup  ## use the console in a real Chromium (apt install chromium): CONSOLE_ARGS="--screenshots build/console"
 	@nice -n 10 $(BIN)/python -m tests.console $(CONSOLE_ARGS)
