@@ -274,6 +274,39 @@ BUDGETS: Final = (
 
 DISKS: Final = (
     Mutation(
+        "bytes in a store below the node that others reach",
+        (
+            Edit(
+                "dataplane/core/segments.py",
+                'raise BadFormatError("the payload does not verify") from None',
+                "pass",
+            ),
+        ),
+        (f"{_IO}/engines/test_object_engine.py::test_i7_changed_bytes_are_a_miss",),
+    ),
+    Mutation(
+        "bytes in a store below the node that others reach",
+        (
+            Edit(
+                "dataplane/core/segments.py",
+                "        encryptor.update_into(payload, place[BLOCK_BYTES:end])\n",
+                "        encryptor.update_into(payload, bytearray(len(payload)))\n"
+                "        place[BLOCK_BYTES:end] = bytes(payload)\n",
+            ),
+        ),
+        (f"{_IO}/engines/test_object_engine.py::test_i7_the_store_gets_no_plain_byte_and_no_name",),
+    ),
+    Mutation(
+        "bytes in a store below the node that others reach",
+        (Edit("dataplane/io/engines/objects.py", "            elif listed:\n", "            elif False:\n"),),
+        (f"{_IO}/engines/test_object_engine.py::test_i12_a_deleted_tenant_namespace_or_epoch_leaves_nothing",),
+    ),
+    Mutation(
+        "bytes in a store below the node that others reach",
+        (Edit("dataplane/io/engines/objects.py", "        if Fetched.GONE in fetched:\n", "        if False:\n"),),
+        (f"{_IO}/engines/test_object_engine.py::test_i10_vanished_records_are_misses_and_no_fault",),
+    ),
+    Mutation(
         "wrong bytes served",
         (
             Edit(
