@@ -243,8 +243,8 @@ class SalternStore(Store):
         return usage.ssd.used_bytes if usage and usage.ssd else 0
 
     def set_limit(self, tenant: str, limit_bytes: int) -> None:
-        tiers = self._node.tenants[TenantId(tenant)].tiers
-        self._node.change(tenant, tiers={**tiers, Tier.DRAM: TierQuota(0, limit_bytes)})
+        # Nothing below DRAM any more, either: the case counts what is left in DRAM by what can still be read.
+        self._node.change(tenant, tiers={Tier.DRAM: TierQuota(0, limit_bytes)})
         if self._node.ssd_status() is not None:
             # What leaves DRAM is copied on its way out, some MiB at a time: the control plane waits for this, too.
             wait_until(self._node.is_settled)
