@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 import grpc
@@ -54,6 +55,8 @@ class ConsolePart:
             ) from None
         self._target = stack.enter_context(console_socket(self._settings.state_dir))
         server.add_insecure_port(self._target)
+        # Its folder keeps others out, whatever umask the socket was made under; this says so of the socket itself.
+        Path(self._target.removeprefix("unix:")).chmod(0o600)
 
     async def serve(self, stack: AsyncExitStack, database: Database, clock: Clock, tls: ReloadingTls | None) -> str:
         """Serve until the end of ``stack``; return the URL, empty where there is none.

@@ -28,7 +28,9 @@ def key_file(saltern: Saltern, tmp_path: Path) -> Iterator[Path]:
     )  # fmt: skip
     assert created.code == 0
     file = tmp_path / "ci.key"
-    made = saltern("key", "create", "ci", "--tenant", "token-tenant", "--role", "writer", "--save", str(file))
+    made = saltern(
+        "key", "create", "ci", "--tenant", "token-tenant", "--role", "writer", "--save", str(file), "--wait"
+    )  # the namespace is on the node by then
     assert made.code == 0
     yield file
     assert saltern("tenant", "delete", "token-tenant", "--yes").code == 0
