@@ -19,7 +19,7 @@ from controlplane.postgres.account import ServerAccount
 from controlplane.postgres.process import shim_command
 from saltern.errors import DeadlineExceededError, InternalError
 
-READY_TIMEOUT_S: Final = 60.0
+READY_TIMEOUT_S: Final = 180.0
 STOP_TIMEOUT_S: Final = 20.0
 TAIL_LINES: Final = 12
 _READY_POLL_S: Final = 0.02

@@ -46,8 +46,9 @@ from controlplane.postgres.roles import (
 from controlplane.postgres.server_log import ServerLog
 from saltern.errors import FailedPreconditionError
 
-_INITDB_TIMEOUT_S = 120.0
-_START_TIMEOUT_S = 60.0
+# Far beyond any healthy start, for emulated machines too: what fails ends by itself and is noticed then.
+_INITDB_TIMEOUT_S = 300.0
+_START_TIMEOUT_S = 180.0
 _CONNECT_TIMEOUT_S = 10
 _RETRY_INTERVAL_S = 0.02
 

@@ -19,7 +19,8 @@ from saltern.cli.failure import one_line
 from saltern.cli.stack import read_run_file
 from saltern.errors import FailedPreconditionError, SalternError, UnavailableError
 
-START_TIMEOUT_S: Final = 90.0
+#: Far beyond any healthy start, for emulated machines too: a start that fails is noticed at once, by its exit code.
+START_TIMEOUT_S: Final = 600.0
 STOP_TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.05
 _LOG_TAIL_BYTES: Final = 4096
