@@ -71,7 +71,7 @@ class ChildProcess:
 
         Raises:
             InternalError: it ended before; see :meth:`failure`.
-            DeadlineExceededError: it is not ready within 60 s.
+            DeadlineExceededError: it is not ready within :data:`READY_TIMEOUT_S`.
         """
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
