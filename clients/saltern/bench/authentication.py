@@ -12,6 +12,7 @@ from typing import Final
 from saltern.bench.cases import each
 from saltern.credentials import Grant
 from saltern.deadline import Deadline
+from saltern.transport.registry import BufferRegistry
 from saltern.transport.tcp import TcpSession
 
 _SESSIONS: Final = 300
@@ -29,7 +30,7 @@ def authentication_cost(wire_endpoint: str, grant: Grant) -> dict[str, float]:
     host, _, port = wire_endpoint.rpartition(":")
 
     def session() -> None:
-        TcpSession.open(wire_endpoint, grant, Deadline(_DEADLINE_MS), node_id="bench").close()
+        TcpSession.open(wire_endpoint, grant, BufferRegistry(), Deadline(_DEADLINE_MS), node_id="bench").close()
 
     cost = {
         "session_open_us": 1e6 * median(each(_SESSIONS, session)),

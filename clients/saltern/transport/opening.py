@@ -86,7 +86,7 @@ def open_session(
     if not node.wire_endpoint:
         raise _no_endpoint(node, "tcp")
     return TcpSession.open(
-        node.wire_endpoint, grant, deadline, node_id=node.node_id, tls=tls, server_name=node.tls_server_name
+        node.wire_endpoint, grant, registry, deadline, node_id=node.node_id, tls=tls, server_name=node.tls_server_name
     )
 
 

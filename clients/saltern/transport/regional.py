@@ -94,7 +94,8 @@ class RegionalSession(Session):
             batch = slots[frame.part]
             views = [slot.view for slot in batch]
             if frame.buffer is None:
-                views = [self._stage(view, offset) for view, offset in zip(views, frame.offsets, strict=True)]
+                with self._registry.cpu_access(views):
+                    views = [self._stage(view, offset) for view, offset in zip(views, frame.offsets, strict=True)]
             with frame.cpu_access():
                 sums = join_sums([checksum(view) for view in views])
             keys, sizes = b"".join([slot.key for slot in batch]), [view.nbytes for view in views]
@@ -129,7 +130,8 @@ class RegionalSession(Session):
             raise self._connection.violation("a payload in the reply to a regional get", "UNEXPECTED_PAYLOAD")
         if StatusCode.OK in reply.codes:
             self._after_get(request_id, deadline)
-        with frame.cpu_access():
+        foreign = [slot.buffer for slot in slots] if frame.buffer is None else []
+        with frame.cpu_access(), self._registry.cpu_access(foreign):
             self._take_hits(frame, slots, reply, sums)
 
     def _take_hits(self, frame: Frame, slots: Sequence[GetSlot], reply: GetReply, sums: Sequence[int]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import NamedTuple
 
 from saltern.errors import UnavailableError
@@ -22,9 +23,13 @@ class BufferRegistry:
 
     def __init__(self) -> None:
         self._buffers: weakref.WeakSet[RegisteredBuffer] = weakref.WeakSet()
+        #: Those that are memory of a GPU: mostly none, and then nothing is spent on them.
+        self._of_devices: weakref.WeakSet[RegisteredBuffer] = weakref.WeakSet()
 
     def add(self, buffer: RegisteredBuffer) -> None:
         self._buffers.add(buffer)
+        if buffer.dmabuf is not None:
+            self._of_devices.add(buffer)
 
     def locate(self, views: Sequence[memoryview | None], *, takes_dmabuf: bool) -> list[Place | None]:
         """For each view its shared buffer and offset in it, or None where it lies elsewhere."""
@@ -35,12 +40,27 @@ class BufferRegistry:
         ]
         return _locate_all(usable, views)
 
+    def cpu_access(self, views: Sequence[memoryview | None]) -> AbstractContextManager[None]:
+        """Around what the CPU does with memory of a caller's that the device behind a session does not move itself."""
+        if not self._of_devices:
+            return nullcontext()
+        return _cpu_access([buffer for buffer in list(self._of_devices) if not buffer.closed], views)
+
     def locate_doubtful(self, views: Sequence[memoryview | None]) -> list[Place | None]:
         """For each view its buffer, if that is one which a late node may still write to."""
         return _locate_all([buffer for buffer in self._open() if buffer.is_in_doubt], views)
 
     def _open(self) -> list[RegisteredBuffer]:
         return [buffer for buffer in list(self._buffers) if not buffer.closed]
+
+
+@contextmanager
+def _cpu_access(devices: list[RegisteredBuffer], views: Sequence[memoryview | None]) -> Iterator[None]:
+    touched = {place.buffer for place in _locate_all(devices, views) if place is not None}
+    with ExitStack() as accesses:
+        for buffer in touched:
+            accesses.enter_context(buffer.cpu_access())
+        yield
 
 
 def _locate_all(buffers: list[RegisteredBuffer], views: Sequence[memoryview | None]) -> list[Place | None]:

@@ -10,6 +10,8 @@ from saltern.deadline import Deadline
 from saltern.errors import StatusCode
 from saltern.results import Hit
 from saltern.transport.address import resolve
+from saltern.transport.connection import Connection
+from saltern.transport.registry import BufferRegistry
 from saltern.transport.session import FRAME_BYTES, FRAME_KEYS, Session, absent, corrupted
 from saltern.transport.slots import GetSlot, PutSlot, split_frames
 from saltern.transport.tls import TlsDialer, dial
@@ -26,11 +28,16 @@ class TcpSession(Session):
 
     transport: ClassVar[str] = "tcp"
 
+    def __init__(self, connection: Connection, grant: Grant, registry: BufferRegistry, deadline: Deadline) -> None:
+        self._registry = registry
+        super().__init__(connection, grant, deadline)
+
     @classmethod
     def open(
         cls,
         wire_endpoint: str,
         grant: Grant,
+        registry: BufferRegistry,
         deadline: Deadline,
         *,
         node_id: str,
@@ -40,6 +47,7 @@ class TcpSession(Session):
         """Connect and say HELLO.
 
         Args:
+            registry: the client's buffers: memory of a GPU among them is touched by this host's CPU here.
             tls: what the client was told of TLS; None for plain text.
             server_name: what the node's certificate must be for; empty for a node that serves plain text.
 
@@ -50,7 +58,7 @@ class TcpSession(Session):
         address = resolve(wire_endpoint, deadline)
         peer = f"node {node_id} at {wire_endpoint}"
         connection = dial(address, deadline, peer=peer, tls=tls, server_name=server_name)
-        return cls(connection, grant, deadline)
+        return cls(connection, grant, registry, deadline)
 
     def put(self, slots: Sequence[PutSlot], deadline: Deadline) -> None:
         sizes = [slot.view.nbytes for slot in slots]
@@ -65,11 +73,12 @@ class TcpSession(Session):
             )
             return self._connection.send(Opcode.PUT, body, deadline, payload=[slot.view for slot in batch])
 
-        self._pipeline(
-            split_frames(sizes, frame_bytes=FRAME_BYTES, keys_max=FRAME_KEYS),
-            send,
-            lambda frame, request_id: self._finish_put(slots[frame], request_id, deadline),
-        )
+        with self._registry.cpu_access([slot.view for slot in slots]):
+            self._pipeline(
+                split_frames(sizes, frame_bytes=FRAME_BYTES, keys_max=FRAME_KEYS),
+                send,
+                lambda frame, request_id: self._finish_put(slots[frame], request_id, deadline),
+            )
 
     def get(self, slots: Sequence[GetSlot], deadline: Deadline) -> None:
         rooms = [slot.room_bytes for slot in slots]
@@ -78,11 +87,12 @@ class TcpSession(Session):
             body = Get(b"".join([slot.key for slot in slots[frame]]), rooms[frame])
             return self._connection.send(Opcode.GET, body, deadline)
 
-        self._pipeline(
-            split_frames(rooms, frame_bytes=_GET_FRAME_BYTES, keys_max=FRAME_KEYS),
-            send,
-            lambda frame, request_id: self._finish_get(slots[frame], request_id, deadline),
-        )
+        with self._registry.cpu_access([slot.buffer for slot in slots]):
+            self._pipeline(
+                split_frames(rooms, frame_bytes=_GET_FRAME_BYTES, keys_max=FRAME_KEYS),
+                send,
+                lambda frame, request_id: self._finish_get(slots[frame], request_id, deadline),
+            )
 
     def _finish_get(self, slots: Sequence[GetSlot], request_id: int, deadline: Deadline) -> None:
         reply, sums, payload_bytes = self._open_get(slots, request_id, deadline)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -62,13 +63,35 @@ def test_only_sessions_that_can_register_it_are_told_where_it_lies(exported: int
         assert registry.locate([buffer[100:200]], takes_dmabuf=True) == [(buffer, 100)]
 
 
+class _Bracketed(DmabufBuffer):
+    """Counts what the CPU was let in for, and whether it was let out again."""
+
+    __slots__ = ("begun", "ended")
+
+    def __init__(self, descriptor: int, size_bytes: int) -> None:
+        super().__init__(descriptor, size_bytes)
+        self.begun = self.ended = 0
+
+    @contextmanager
+    def _synchronised(self) -> Iterator[None]:  # shared memory knows no DMA_BUF_IOCTL_SYNC
+        self.begun += 1
+        try:
+            yield
+        finally:
+            self.ended += 1
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_another_transport_moves_it_through_the_mapping(exported: int, transport: str) -> None:
     name, value = block(1, 4096)
-    with static_node() as node, node_client(node, transport) as client, DmabufBuffer(exported, SIZE_BYTES) as buffer:
+    with static_node() as node, node_client(node, transport) as client, _Bracketed(exported, SIZE_BYTES) as buffer:
         client._router.registry.add(buffer)
         buffer[:4096][:] = value
         assert client.put_many([(name, buffer[:4096])])
+        assert buffer.begun == buffer.ended == 1, "the CPU reads what a device may hold in its caches"
         (found,) = client.get_into([name], [buffer[4096:]])
         assert isinstance(found, Hit) and bytes(buffer[4096:]) == value
+        assert buffer.begun == buffer.ended == 2, "the device must see what the CPU wrote"
+        client.get_many([name])
+        assert buffer.begun == 2, "memory of this host needs none"
     assert os.pread(exported, 4096, 4096) == value
