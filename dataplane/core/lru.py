@@ -21,6 +21,11 @@ class LruOrder:
         self.root = root = Link()
         root.colder = root.warmer = root
 
+    def __del__(self) -> None:
+        # The ring is a circle even when it is empty, and would stay until a full pass of the collector, which a node
+        # that is always busy never makes (dataplane.io.garbage).
+        del self.root.colder, self.root.warmer
+
     def insert(self, entry: Entry) -> None:
         root = self.root
         warmest = root.colder

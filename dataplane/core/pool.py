@@ -325,6 +325,7 @@ class Pool:
             self.above_limit.pop(owner, None)
             for namespace in owner.namespaces.values():
                 self.forget_limit(namespace)
+            owner.dissolve()
             self.tenants.pop(owner.tenant, None)
 
     def forget_limit(self, namespace: NamespaceBooks) -> None:

@@ -427,4 +427,5 @@ class SegmentLog:
 
     def _forget_if_empty(self, owner: TenantSsd) -> None:
         if not owner.in_policy and not owner.segments and not owner.partitions:
+            owner.namespaces.clear()  # no circle stays behind (dataplane.io.garbage)
             self.tenants.pop(owner.tenant, None)

@@ -365,6 +365,9 @@ class SsdTier(SegmentLog):
             return
         del owner.segments[segment.number]
         partition.remains.pop(segment, None)
+        # They name their segment: in a circle they would stay until a full pass of the collector, which a node that is
+        # always busy never makes (dataplane.io.garbage).
+        segment.entries.clear()
         charged_bytes = segment.charged_bytes
         self._charge(partition, -charged_bytes)
         self._charge_leaving(partition, -charged_bytes)

@@ -11,6 +11,7 @@ from dataplane.core.budget import TierBudget
 from dataplane.core.earning import EarningAccount
 from dataplane.core.entry import Entry
 from dataplane.core.eviction import EvictionOrder
+from dataplane.core.lru import LruOrder
 from dataplane.core.partition import Partition
 from dataplane.core.usage import TenantCounters
 from saltern.keys import BlockKey
@@ -74,6 +75,13 @@ class TenantCache:
         if self.account is not None:
             self.account.set_reserved(quota.reserved_bytes)
             self.budget.protected_bytes = self.account.protected_bytes
+
+    def dissolve(self) -> None:
+        """The record is forgotten, with nothing left in it: break its circles, or it would stay until a full pass of
+        the collector, which a node that is always busy never makes (dataplane.io.garbage). Idempotent.
+        """
+        self.namespaces.clear()
+        self.order = LruOrder()  # what merges the orders of namespaces knows those by their books
 
     def namespace(self, uid: str) -> NamespaceBooks:
         """The books of a namespace, made with the first use."""

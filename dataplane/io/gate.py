@@ -50,7 +50,8 @@ class Gate:
         self._key_set = KeySet(issuer="", keys={})
         #: Grows with every applied policy; 0 until the first.
         self._revision = 0
-        #: Claims of tokens that verified, by digest: a verification costs 0.4 ms, a look-up nothing.
+        #: Claims of tokens that verified, by digest: a verification costs 0.4 ms, a look-up nothing. The oldest are
+        #: first; those that have expired go as new ones come.
         self._verified: OrderedDict[bytes, Claims] = OrderedDict()
 
     @property
@@ -182,10 +183,16 @@ class Gate:
         if claims is not None and now_s < claims.expires_at_s:
             return claims
         claims = verify_token(token, self._key_set, audience=Audience.NODE, now_s=now_s)
-        self._verified[digest] = claims
-        if len(self._verified) > VERIFIED_TOKENS_MAX:
-            self._verified.popitem(last=False)
+        self._remember(digest, claims, now_s)
         return claims
+
+    def _remember(self, digest: bytes, claims: Claims, now_s: int) -> None:
+        verified = self._verified
+        while verified and (
+            len(verified) >= VERIFIED_TOKENS_MAX or next(iter(verified.values())).expires_at_s <= now_s
+        ):
+            verified.popitem(last=False)
+        verified[digest] = claims
 
 
 def _expired() -> UnauthenticatedError:

@@ -11,18 +11,21 @@ import types
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import dataplane
 from dataplane.io import garbage
+from dataplane.settings import SsdSettings
 from saltern.client import Client
 from saltern.credentials import NodeEndpoint, StaticCredentials
 from saltern.errors import SalternError
 from saltern.keys import BlockKey, SaltKey
-from tenants.policy import TenantState
-from tenants.quota import RateLimits
+from saltern.names import TenantId
+from tenants.policy import TenantPolicy, TenantState
+from tenants.quota import RateLimits, Tier
 from tests.support.static_node import MIB, StaticNode, static_node, tenant_policy
 from tests.support.waiting import wait_until
 
@@ -31,11 +34,21 @@ BLOCK = 4096
 LIMITED = tenant_policy(limit_bytes=2 * MIB)
 
 
+def below(epoch: int) -> TenantPolicy:
+    """A tenant with SSD, whose namespace has limits of its own; a rotation is a policy with the next epoch alone."""
+    policy = tenant_policy(limit_bytes=2 * MIB, ssd_limit_bytes=4 * MIB, epochs=(epoch,))
+    limits = {Tier.DRAM: MIB, Tier.SSD: 3 * MIB}
+    return replace(
+        policy, namespaces={name: replace(one, tier_limits=limits) for name, one in policy.namespaces.items()}
+    )
+
+
 @contextmanager
-def client_of(node: StaticNode, deadline_ms: float = 5000) -> Iterator[Client]:
+def client_of(node: StaticNode, deadline_ms: float = 5000, *, tenant: str = "a", epoch: int = 1) -> Iterator[Client]:
     credentials = StaticCredentials(
-        node.token("a", "chat"),
+        node.token(tenant, "chat"),
         namespace="chat",
+        epoch=epoch,
         nodes=(NodeEndpoint("node-1", node.wire_endpoint, node.shm_path),),
         salt_key=SaltKey(bytes(32)),
         model_fingerprint=b"model",
@@ -113,6 +126,32 @@ def test_a_node_makes_no_cyclic_garbage() -> None:
         all_kinds_of_work(node, 1)
         with no_collector():
             all_kinds_of_work(node, 5)
+            found = ours(unreachable())
+        assert not found, f"the collector would have to find {found}"
+
+
+def work_below_dram(node: StaticNode, rounds: range) -> None:
+    """Entries that are demoted, read back and deleted; segments that are reclaimed; epochs and tenants that end."""
+    for number in rounds:
+        node.apply({"a": below(number), "passing": below(1)})
+        with client_of(node, epoch=number) as client, client_of(node, tenant="passing") as other:
+            for first in range(0, 3_000, 500):
+                client.put_many([(key, bytes(BLOCK)) for key in keys(first, 500)])
+                client.get_many(keys(max(0, first - 500), 200))
+                client.delete(keys(first + 100, 20))
+                other.put_many([(key, bytes(BLOCK)) for key in keys(first, 500)])
+        node.apply({"a": below(number)})
+    wait_until(lambda: node.session_count() == 0)
+
+
+def test_the_tier_below_dram_makes_no_cyclic_garbage(tmp_path: Path) -> None:
+    ssd = SsdSettings(tmp_path / "ssd", 32 * MIB, tmp_path)
+    with static_node({"a": LIMITED}, dram_bytes=8 * MIB, ssd=ssd) as node:
+        work_below_dram(node, range(1, 3))
+        with no_collector():
+            work_below_dram(node, range(3, 6))
+            usage = node.usage().tenants[TenantId("a")]
+            assert usage.ssd is not None and usage.ssd.counters.evictions, "no segment was reclaimed"
             found = ours(unreachable())
         assert not found, f"the collector would have to find {found}"
 
