@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from controlplane.tier_below import ENGINES, tier_below
 from saltern import tracing
 from saltern.cli.parameters import DURATION, SIZE
 
@@ -113,7 +114,15 @@ def serve_rewrap(*, rotate: bool, **given: object) -> None:
 )
 @click.option("--nodes", type=click.IntRange(0, 64), default=1, show_default=True, help="Number of cache nodes.")
 @click.option("--dram", type=SIZE, default="1GiB", show_default=True, help="Cache memory of each node.")
-@click.option("--ssd", type=SIZE, help="What each node may keep on disk below. [default: no SSD tier]")
+@click.option("--ssd", type=SIZE, help="What each node may keep below DRAM. [default: nothing]")
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default=ENGINES[0],
+    show_default=True,
+    help="Who keeps that: files in the data directory, or a Mooncake store, sealed.",
+)
+@click.option("--mooncake-master", metavar="HOST:PORT", help="Master of the Mooncake store.")
 @click.option(
     "--warm/--cold",
     default=False,
@@ -143,6 +152,8 @@ def up(
     nodes: int,
     dram: int,
     ssd: int | None,
+    engine: str,
+    mooncake_master: str | None,
     warm: bool,
     tls: bool,
     ports: str,
@@ -156,7 +167,7 @@ def up(
         data_dir=(data_dir or default_data_dir()).expanduser().absolute(),
         nodes=nodes,
         dram_bytes=dram,
-        ssd_bytes=ssd or 0,
+        below=tier_below(engine, ssd, mooncake_master),
         warm=warm,
         fixed_ports=ports == "fixed",
         command="saltern" if data_dir is None else f"saltern --data-dir {shlex.quote(str(data_dir))}",

@@ -46,6 +46,7 @@ from controlplane.postgres import EmbeddedPostgres, PostgresConfig
 from controlplane.postgres.lock import launcher_lock
 from controlplane.private_ca import StackTls, ensure_certificates
 from controlplane.settings import CONTROL_PORT_DEFAULT
+from controlplane.tier_below import TierBelow
 from saltern.copy_tuning import tuned
 from saltern.errors import FailedPreconditionError, InternalError
 from saltern.names import NodeId
@@ -80,7 +81,7 @@ class StackOptions:
         data_dir: absolute; made where missing.
         nodes: number of cache nodes; none is a control plane alone.
         dram_bytes: cache memory of each node.
-        ssd_bytes: what each node may keep on disk, in its folder of the data directory; 0 for no SSD tier.
+        below: what each node keeps below DRAM, such as in its folder of the data directory; None for nothing.
         warm: keep DRAM in /dev/shm, so that the next start serves it again.
         fixed_ports: 7700 and up, or else any free ports.
         command: how the user calls the command line so that it finds this stack.
@@ -92,7 +93,7 @@ class StackOptions:
     nodes: int
     dram_bytes: int
     fixed_ports: bool
-    ssd_bytes: int = 0
+    below: TierBelow | None = None
     warm: bool = False
     command: str = "saltern"
     database_url: str | None = None
@@ -245,9 +246,9 @@ class _Stack:
             "--state-dir": self._dir / name,
         }
         size = f"{format_size(self._options.dram_bytes)} DRAM"
-        if self._options.ssd_bytes:
-            options |= {"--ssd-dir": self._dir / name / "ssd", "--ssd-bytes": self._options.ssd_bytes}
-            size += f", {format_size(self._options.ssd_bytes)} SSD"
+        if self._options.below is not None:
+            options |= self._options.below.node_options(self._dir / name)
+            size += f", {self._options.below}"
         if self._options.warm:
             options["--arena-dir"] = memory_folder(self._dir) / name
             size += ", kept over a restart"

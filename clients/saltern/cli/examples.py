@@ -10,7 +10,11 @@ from typing import Final
 
 #: By the words of a command after ``saltern``.
 EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
-    "up": ("saltern up --dram 1GiB", "saltern up --nodes 2 --dram 1GiB --ssd 10GiB --ports auto"),
+    "up": (
+        "saltern up --dram 1GiB",
+        "saltern up --nodes 2 --dram 1GiB --ssd 10GiB --ports auto",
+        "saltern up --dram 1GiB --ssd 100GiB --engine mooncake --mooncake-master 10.0.0.5:50051",
+    ),
     "serve control": (
         "saltern serve control --listen 127.0.0.1:7700 --state-dir /var/lib/saltern/control --ready-file ready.json",
     ),
