@@ -43,6 +43,7 @@ from controlplane.clock import Clock, utc_now
 from controlplane.console.part import ConsolePart
 from controlplane.db import Database, connect
 from controlplane.db.catalogue import require_row_security
+from controlplane.db.durability import require_durable_commits
 from controlplane.files import announced, make_folder
 from controlplane.key_encryption.encryption_keys import EncryptionKeys, load_encryption_keys
 from controlplane.key_encryption.keeper import KeyEncryptionKeeper
@@ -280,11 +281,12 @@ def _warn_of_plaintext(settings: ControlSettings) -> None:
 
 
 async def _open_database(settings: ControlSettings, stack: AsyncExitStack) -> Database:
-    """Connect; raise FailedPreconditionError if row-level security does not bind this process (I2)."""
+    """Connect; raise FailedPreconditionError if row-level security does not bind us (I2) or acts may get lost (I11)."""
     database = connect(settings.database_url.get_secret_value())
     stack.push_async_callback(database.close)
     try:
         await require_row_security(database)
+        await require_durable_commits(database)
     except SQLAlchemyError as error:
         raise database_failure(error) or error from None
     return database

@@ -62,7 +62,7 @@ class DatabaseContainer:
         _end(server)
 
     def _start(self, listen: str) -> subprocess.Popen[bytes]:
-        settings = [f"listen_addresses={listen}", f"unix_socket_directories={self._data.parent}", "fsync=off"]
+        settings = [f"listen_addresses={listen}", f"unix_socket_directories={self._data.parent}"]
         command = ["postgres", "-D", str(self._data), *(word for setting in settings for word in ("-c", setting))]
         with self._log.open("ab") as log:
             server = subprocess.Popen(

@@ -52,6 +52,12 @@ def test_a_case_fails_where_the_core_is_broken(judge: Judge, fault: str) -> None
     assert row.outcome is Outcome.FAILS, row.detail
 
 
+def test_i5_a_flood_of_four_times_the_pool_takes_nothing_from_a_tenant_within_its_reservation() -> None:
+    """By amount, so that it says the same on a machine of any speed; tests/noisy has it by time."""
+    row = run_case(SalternAdapter("tcp"), Case("I5", "any", cases_budget.churn_in_an_overcommitted_pool))
+    assert row.outcome is Outcome.HOLDS, row.detail
+
+
 def test_the_case_of_a_namespaces_limit_fails_where_that_is_not_kept() -> None:
     with two_tier_plants.planted("grow past a namespace's limit"):
         row = run_case(SalternAdapter("tcp"), Case("I4", "any", cases_budget.namespace_under_flood))

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from tests.noisy.flooder import Flood
-from tests.noisy.setting import BLOCK_BYTES, CHAIN_BLOCKS, FLOODER, TIMES_THE_RATE, VICTIM, Pins, Reach
+from tests.noisy.setting import BLOCK_BYTES, CAPACITY_BYTES, CHAIN_BLOCKS, FLOODER, TIMES_THE_RATE, VICTIM, Pins, Reach
 from tests.noisy.victim import TURNS_PER_S, Round
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,8 +135,10 @@ def measure(
             victim.hear()
             flooder.hear()
             # The flood has filled the pool before anything is measured: what follows is its steady state.
-            flooder.say("flood 2 0")
-            flooder.hear()
+            filled_bytes = 0
+            while filled_bytes < CAPACITY_BYTES:
+                flooder.say("flood 1 0")
+                filled_bytes += msgspec.json.decode(flooder.hear(), type=Flood).moved_bytes
             for number in range(rounds):
                 turn = number % len(KINDS)
                 for kind in KINDS[turn:] + KINDS[:turn]:

@@ -227,7 +227,8 @@ BUDGETS: Final = (
         ),
         (
             f"{_CORE}/test_victims.py::test_i5_reserved_entries_survive_neighbours_flood",
-            "tests/noisy/test_noisy.py::test_i5_a_flood_takes_nothing_from_a_tenant_within_its_reservation",
+            "tests/isolation/test_isolation.py"
+            "::test_i5_a_flood_of_four_times_the_pool_takes_nothing_from_a_tenant_within_its_reservation",
         ),
     ),
     Mutation(

@@ -242,7 +242,21 @@ QUOTAS_AND_POLICY: Final = (
     ),
     Mutation(
         "PostgreSQL, a control plane or a node killed",
-        (Edit("controlplane/db/session.py", "-c timezone=UTC", "-c timezone=UTC -c synchronous_commit=off"),),
+        (Edit("controlplane/db/durability.py", 'if value == "off":', "if False:"),),
+        (
+            "tests/controlplane/db/test_durability.py"
+            "::test_i11_a_database_that_answers_before_it_has_written_is_refused_in_words",
+        ),
+    ),
+    Mutation(
+        "PostgreSQL, a control plane or a node killed",
+        (
+            Edit(
+                "dataplane/control_client.py",
+                "                self.link.lost(monotonic(), error.reason)\n",
+                "                raise\n",
+            ),
+        ),
         (
             "tests/faults/test_faults.py"
             "::test_i9_i10_i11_a_part_that_fails_is_felt_where_it_must_be_and_nothing_acknowledged_is_lost",
