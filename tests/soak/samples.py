@@ -12,9 +12,15 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look at one part of the deployment."""
+    """One look at one part of the deployment.
+
+    Attributes:
+        memory_bytes: of its own: private memory, and its part of files that it maps.
+        shared_bytes: its part of memory that processes share, as far as it was touched.
+    """
 
     memory_bytes: int
+    shared_bytes: int
     descriptors: int
     threads: int
     processes: int
@@ -53,15 +59,28 @@ def sample(pids: Sequence[int]) -> Sample:
 
     Memory is the proportional set size, in which what processes share is counted once (proc(5), smaps_rollup).
     """
-    memory_bytes = descriptors = threads = processes = 0
+    memory_bytes = shared_bytes = descriptors = threads = processes = 0
     for pid in pids:
-        with suppress(OSError, StopIteration):
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            memory_bytes += int(next(line for line in lines if line.startswith("Pss:")).split()[1]) * 1024
+        with suppress(OSError, KeyError):
+            held = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+            touched_bytes = int(held["Pss_Shmem"].split()[0]) * 1024
+            memory_bytes += int(held["Pss"].split()[0]) * 1024 - touched_bytes
+            shared_bytes += touched_bytes
             descriptors += len(list(Path(f"/proc/{pid}/fd").iterdir()))
             threads += len(list(Path(f"/proc/{pid}/task").iterdir()))
             processes += 1
-    return Sample(memory_bytes, descriptors, threads, processes)
+    return Sample(memory_bytes, shared_bytes, descriptors, threads, processes)
+
+
+def mapped_shared_bytes(pid: int) -> int:
+    """How much shared memory a process has mapped for writing, touched or not: more than that it cannot come to."""
+    total = 0
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        addresses, permissions = line.split()[:2]
+        if permissions == "rw-s":
+            begin, _, end = addresses.partition("-")
+            total += int(end, 16) - int(begin, 16)
+    return total
 
 
 def folder_bytes(folder: Path) -> int:
