@@ -32,6 +32,7 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from controlplane.clock import Clock
+from controlplane.console.metrics import ConsoleMetrics
 from controlplane.core.readiness import DatabaseSeen, NodeSeen, Readiness, ReadyState, judge
 from controlplane.db import Database, models
 from controlplane.db.looks import look_at
@@ -74,7 +75,7 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
         ended_task: work in the background that has ended by itself, which none ever does; empty for none.
     """
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, console: ConsoleMetrics) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._database = database
         self._clock = clock
@@ -86,6 +87,7 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
         self.is_draining = False
         self.ended_task = ""
         self._trust: TrustWatch | None = None
+        self._console = console
         self._registry = registry = CollectorRegistry()
         labels = ("method", "code")
         self._requests = Counter("saltern_control_requests", "Calls answered.", labels, registry=registry)
@@ -112,6 +114,7 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
         self._health = Gauge("saltern_control_health_state", health, ("state",), registry=registry)
         self._build = Info("saltern_control_build", "What runs here.", registry=registry)
         self._build.info({"version": version("saltern-server")})
+        registry.register(console)
         ProcessCollector(registry=registry)
         registry.register(GC_COLLECTOR)
 
@@ -224,6 +227,7 @@ class ControlMetrics(grpc.aio.ServerInterceptor):
                     async with asyncio.timeout(_DATABASE_S):
                         self._database_seen = await look_at(self._database)
                         self._cluster = await self._read()
+                        await self._console.look()
                 except (SQLAlchemyError, OSError, TimeoutError):
                     self._cluster = None
                 self._read_s = monotonic()

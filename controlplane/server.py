@@ -188,8 +188,8 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
         await _look_whether_restored(restored)
         feed = PolicyFeed(settings.database_url.get_secret_value())
         leases = LeaseKeeper(database, clock, lease_duration=timedelta(seconds=settings.lease_duration_s))
-        metrics = ControlMetrics(database, clock)
-        console = ConsolePart(settings)
+        console = ConsolePart(settings, database, clock)
+        metrics = ControlMetrics(database, clock, console.metrics)
         server = grpc.aio.server(
             interceptors=[
                 *interceptors(),
@@ -267,7 +267,7 @@ async def running(settings: ControlSettings, clock: Clock = utc_now) -> AsyncIte
             endpoint, server, health_service, feed, metrics=metrics, metrics_endpoint=metrics_endpoint
         )
         stack.push_async_callback(control_plane.drain)
-        control_plane.console_url = await console.serve(stack, database, clock, tls)
+        control_plane.console_url = await console.serve(stack, tls)
         _warn_of_plaintext(settings)
         _log.info("serving", endpoint=str(endpoint), issuer=keys.ring.key_set.issuer)
         yield control_plane

@@ -14,6 +14,7 @@ import grpc
 
 from controlplane.auth.vouching import Voucher
 from controlplane.clock import Clock
+from controlplane.console.metrics import ConsoleMetrics
 from controlplane.db import Database
 from controlplane.settings import ControlSettings
 from saltern.errors import FailedPreconditionError
@@ -30,11 +31,15 @@ class ConsolePart:
 
     Attributes:
         voucher: what the door believes it by.
+        metrics: what it tells those who watch the control plane.
     """
 
-    def __init__(self, settings: ControlSettings) -> None:
+    def __init__(self, settings: ControlSettings, database: Database, clock: Clock) -> None:
         self.voucher: Final = Voucher()
+        self.metrics: Final = ConsoleMetrics(database, clock)
         self._settings = settings
+        self._database = database
+        self._clock = clock
         self._target = ""
 
     def bind(self, server: grpc.aio.Server, stack: AsyncExitStack) -> None:
@@ -58,7 +63,7 @@ class ConsolePart:
         # Its folder keeps others out, whatever umask the socket was made under; this says so of the socket itself.
         Path(self._target.removeprefix("unix:")).chmod(0o600)
 
-    async def serve(self, stack: AsyncExitStack, database: Database, clock: Clock, tls: ReloadingTls | None) -> str:
+    async def serve(self, stack: AsyncExitStack, tls: ReloadingTls | None) -> str:
         """Serve until the end of ``stack``; return the URL, empty where there is none.
 
         Raises:
@@ -73,8 +78,9 @@ class ConsolePart:
             self._settings.console_listen,
             target=self._target,
             voucher=self.voucher,
-            database=database,
-            clock=clock,
+            metrics=self.metrics,
+            database=self._database,
+            clock=self._clock,
             prices_file=self._settings.console_prices,
             tls=tls,
         )

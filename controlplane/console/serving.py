@@ -24,6 +24,7 @@ from controlplane.auth.vouching import Voucher
 from controlplane.clock import Clock
 from controlplane.console.app import make_app
 from controlplane.console.calls import Services
+from controlplane.console.metrics import ConsoleMetrics
 from controlplane.console.sessions import Sessions
 from controlplane.console.templating import make_environment, read_assets
 from controlplane.console.visit import Console
@@ -73,6 +74,7 @@ async def serving_console(
     *,
     target: str,
     voucher: Voucher,
+    metrics: ConsoleMetrics,
     database: Database,
     clock: Clock,
     prices_file: Path | None,
@@ -98,7 +100,7 @@ async def serving_console(
         app = make_app(console, assets, is_reachable=not listen.is_loopback)
         listener = _bind(listen)
         stack.callback(listener.close)
-        server = _Server(_config(app, tls))
+        server = _Server(_config(metrics.counted(app), tls))
         serving = asyncio.create_task(server.serve(sockets=[listener]), name="console")
         stack.push_async_callback(_stop, server, serving)
         started = asyncio.create_task(server.listening.wait())
@@ -193,6 +195,8 @@ def _reloading_context(tls: ReloadingTls) -> ssl.SSLContext:
     context = tls.context()
     outer = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     outer.minimum_version = context.minimum_version
+    # A connection keeps this of the context that it begins with; all else is looked up in the one that it is given.
+    outer.verify_mode = context.verify_mode
     outer.num_tickets = 0
 
     def use_current(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:

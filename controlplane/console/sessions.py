@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 
 from controlplane.console.seal import Cookie, cookie_sha256, form_token, new_cookie, seal, unseal
 from controlplane.db import Database, ServiceScope, ServiceTask
@@ -138,6 +138,13 @@ class Sessions:
         except (SalternError, msgspec.DecodeError):
             return None  # of another release, or damaged: logging in mends it
         return Session(cookie, login, row.create_time, row.expire_time)
+
+    async def count(self, now: datetime) -> int:
+        """How many have not ended."""
+        is_live = (ConsoleSession.expire_time > now) & (ConsoleSession.use_time > now - IDLE_MAX)
+        async with self._database.transaction(_scope()) as session:
+            counted = await session.scalar(select(func.count()).select_from(ConsoleSession).where(is_live))
+        return counted or 0
 
     async def end(self, cookie: Cookie) -> None:
         """End a session on every replica; nothing where it has ended."""

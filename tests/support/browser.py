@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
@@ -69,9 +70,14 @@ class Browser:
 
 
 @asynccontextmanager
-async def browser(url: str, secret: str = "") -> AsyncIterator[Browser]:
-    """A browser at ``url``, logged in where there is a ``secret``."""
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client:
+async def browser(url: str, secret: str = "", tls: ssl.SSLContext | None = None) -> AsyncIterator[Browser]:
+    """A browser at ``url``, logged in where there is a ``secret``.
+
+    Args:
+        tls: whom it trusts over https, and what it shows there.
+    """
+    verify = True if tls is None else tls
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30, verify=verify) as client:
         opened = Browser(client)
         if secret:
             answer = await opened.log_in(secret)

@@ -102,6 +102,11 @@ MUTATIONS: Final = (
         (f"{_CONSOLE}/test_pages.py::test_i2_another_tenants_page_is_the_same_as_that_of_one_that_is_not_there",),
     ),
     Mutation(
+        "a browser without a certificate",
+        (Edit("controlplane/console/serving.py", "    outer.verify_mode = context.verify_mode\n", ""),),
+        (f"{_CONSOLE}/test_tls.py::test_with_a_client_authority_a_browser_without_a_certificate_gets_no_page",),
+    ),
+    Mutation(
         "somebody who says that their call comes from another address",
         (
             Edit(
