@@ -9,9 +9,11 @@ out is what no time passes for: tickets, pins, and giving memory back to take th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
-from dataplane.core.entry import Entry, EntryState, PutRefused
+from dataplane.core.entry import Entry, EntryState, Link, PutRefused
 from dataplane.core.extents import round_up
+from dataplane.core.lru import LruOrder
 from dataplane.core.pool import Pool
 from dataplane.core.prechecks import precheck
 from dataplane.core.ssd_tier import SsdTier
@@ -59,13 +61,31 @@ def use_at_once(
     """
     if not keys:
         return
+    lengths = size_bytes, round_up(size_bytes)
+    refused = precheck(pool, index, keys[0], *lengths, is_frozen=is_frozen)
+    if ssd is None and type(index.owner.order) is LruOrder:
+        _use_by_lru(pool, index, index.owner.order, keys, lengths, now_ns, refused=refused, reads=reads)
+    else:
+        _use_by_order(pool, index, keys, lengths, now_ns, refused=refused, reads=reads, ssd=ssd)
+
+
+def _use_by_order(
+    pool: Pool,
+    index: PartitionIndex,
+    keys: Sequence[BlockKey],
+    lengths: tuple[int, int],
+    now_ns: int,
+    *,
+    refused: PutRefused | None,
+    reads: bool,
+    ssd: SsdTier | None,
+) -> None:
+    """By whatever order the tenant has."""
     owner = index.owner
     entries, order, counters, demote = index.entries, owner.order, owner.counters, pool.demote
-    extent_bytes = round_up(size_bytes)
-    refused = precheck(pool, index, keys[0], size_bytes, extent_bytes, is_frozen=is_frozen)
+    size_bytes, extent_bytes = lengths
     find, touch, insert, first, evict = entries.get, order.touch, order.insert, order.first, order.evict
     last_ns = max(now_ns - 1, pool.last_ns)
-    lengths = size_bytes, extent_bytes
     hits = hit_bytes = stored = replaced = 0
     cause: EvictionCause | None = None
     for key in keys:
@@ -114,6 +134,86 @@ def use_at_once(
     pool.last_ns = last_ns
     _count(index, hits, hit_bytes, stored, stored * size_bytes)
     pool.changed(owner)
+
+
+def _use_by_lru(  # noqa: PLR0917, PLR0915 - called once for each batch, and all of it in one loop
+    pool: Pool,
+    index: PartitionIndex,
+    order: LruOrder,
+    keys: Sequence[BlockKey],
+    lengths: tuple[int, int],
+    now_ns: int,
+    *,
+    refused: PutRefused | None,
+    reads: bool,
+) -> None:
+    """The same for LRU, where it is simple: whatever is used becomes the warmest, as which object it may be.
+
+    The ring is threaded here, without a call of the order for each step, and is closed when somebody else looks at it:
+    in between, ``warmer`` of the warmest and ``colder`` of the root are not those that they will be. A replay spends
+    most of its time here. What is told of evicted entries (:attr:`Pool.demote`) does not look at the order.
+    """
+    size_bytes, extent_bytes = lengths
+    entries, counters, demote, root = index.entries, index.owner.counters, pool.demote, order.root
+    find = entries.get
+    last_ns = max(now_ns - 1, pool.last_ns)
+    warmest: Link = root.colder
+    hits = hit_bytes = stored = replaced = 0
+    cause: EvictionCause | None = None
+    for key in keys:
+        entry = find(key)
+        if entry is None:
+            # Once an entry took the place of another one, the books are as they were: so will the next one.
+            entry = cast("Entry", root.warmer)
+            if (
+                cause is not None
+                and entry.index is index
+                and entry.size_bytes == size_bytes
+                and entry.extent_bytes == extent_bytes
+                and not entry.pins
+            ):
+                if demote is not None:
+                    demote(entry)
+                del entries[entry.key]
+                entry.key, entry.is_proven, entry.checksum = key, False, 0
+                replaced += 1
+            else:
+                if replaced and cause is not None:
+                    counters.evicted(size_bytes, cause, replaced)
+                    stored += replaced
+                    replaced = 0
+                warmest.warmer, root.colder = root, warmest
+                pool.last_ns = last_ns
+                admitted, cause = (refused, None) if refused else _admit(pool, index, key, lengths, now_ns)
+                last_ns, warmest = pool.last_ns, root.colder
+                if isinstance(admitted, PutRefused):
+                    counters.refused(admitted.error.reason)
+                    continue
+                stored += 1
+                entries[key] = admitted
+                admitted.touched_ns = last_ns = last_ns + 1
+                warmest.warmer, admitted.colder = admitted, warmest
+                warmest = admitted
+                continue
+            entries[key] = entry
+        elif reads:
+            hits += 1
+            hit_bytes += entry.size_bytes
+        else:
+            continue
+        entry.touched_ns = last_ns = last_ns + 1
+        if entry is not warmest:
+            colder, warmer = entry.colder, entry.warmer
+            colder.warmer, warmer.colder = warmer, colder
+            warmest.warmer, entry.colder = entry, warmest
+            warmest = entry
+    warmest.warmer, root.colder = root, warmest
+    if replaced and cause is not None:
+        counters.evicted(size_bytes, cause, replaced)
+        stored += replaced
+    pool.last_ns = last_ns
+    _count(index, hits, hit_bytes, stored, stored * size_bytes)
+    pool.changed(index.owner)
 
 
 def _count(index: PartitionIndex, hits: int, hit_bytes: int, puts: int, put_bytes: int) -> None:

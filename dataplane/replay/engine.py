@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from dataplane.core.eviction import Eviction
 from dataplane.core.reservations import Reservations
 from dataplane.replay.fleet import ClientPlacement, Fleet, Locator, SoleNode
-from dataplane.replay.keys import BlockKeys
 from dataplane.replay.node import CacheNode
 from dataplane.replay.quotas import partitions_of, policy_of, quotas_of
 from dataplane.replay.simulation import Simulation
@@ -115,7 +114,6 @@ class _Run:
     room: Room
     placement: LocatorMaker
     progress: Progress
-    keys: BlockKeys = field(default_factory=BlockKeys)
     ended_ns: int = 1
 
     def fleet(self, shares: Mapping[str, Share], reservations: Reservations) -> Fleet:
@@ -162,7 +160,6 @@ class _Run:
             self.trace.block_tokens,
             fleet=fleet,
             partitions={} if fleet is None else partitions_of(found.tenants),
-            keys=self.keys,
             collector=collector,
             begin_ns=begin_ns,
             failures=[] if fleet is None else failures_of(column, setup, found, fleet),

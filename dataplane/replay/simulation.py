@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heappop, heappush
-from typing import Final
+from itertools import chain
+from typing import Final, cast
 
 from dataplane.core.partition import Partition
 from dataplane.replay.fleet import Fleet, Located, Prompt
-from dataplane.replay.keys import BlockKeys
+from dataplane.replay.keys import block_keys
 from dataplane.replay.node import CacheNode
 from saltern.keys import BlockKey
 from saltern.replay.arrivals import Arrivals
@@ -42,7 +43,11 @@ class _Kind(IntEnum):
     FOLLOWED = 3  #: after its session's answer
 
 
-@dataclass(frozen=True, slots=True)
+# Told by number in the loop: an enum's member costs a descriptor call at each use in Python 3.11.
+_STORED, _FREE, _ARRIVED = map(int, (_Kind.STORED, _Kind.FREE, _Kind.ARRIVED))
+
+
+@dataclass(slots=True)  # not frozen, which makes making one three times as slow
 class _Storing:
     """Blocks that are on their way to a node."""
 
@@ -65,7 +70,6 @@ class Simulation:
         at_request: (number of requests that have arrived, what happens then): the failures.
 
     Attributes:
-        shed: requests that found a queue full.
         block_accesses: blocks of prompts that were looked for on nodes.
         ssd_hit_tokens: prompt tokens that were read from SSD.
         on_served: told of every request that was answered and how many of its blocks were found.
@@ -78,32 +82,24 @@ class Simulation:
         *,
         fleet: Fleet | None,
         partitions: Mapping[str, Partition],
-        keys: BlockKeys,
         collector: Collector,
         begin_ns: int = 1,
         failures: Sequence[tuple[int, Callable[[float], None]]] = (),
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._setup, self._fleet, self._partitions, self._keys = setup, fleet, partitions, keys
+        self._fleet, self._partitions = fleet, partitions
         self._collector, self._progress, self._begin_ns = collector, progress, begin_ns
         self._failures = list(failures)
         self._times = TimeModel(setup.model, setup.hardware)
         self._latency_s = setup.hardware.latency_s
         self._block_tokens = block_tokens
         self._block_bytes = block_tokens * setup.model.kv_bytes_per_token
-        self._workers = Workers(
-            setup.engines,
-            setup.routing,
-            local_blocks=setup.engine_cache_tokens // block_tokens if block_tokens else 0,
-            block_tokens=block_tokens,
-            times=self._times,
-        )
+        self._workers = Workers(setup, block_tokens, times=self._times, start=self._start)
         self._has_local = setup.engine_cache_tokens > 0
         self._is_chain = setup.use is Use.CHAIN
         self._events: list[_Event] = []
         self._serial = self._arrived = 0
         self._arrivals: Arrivals | None = None
-        self.shed = 0
         self.block_accesses = 0
         self.ssd_hit_tokens = 0
         self.now_s = 0.0
@@ -114,34 +110,33 @@ class Simulation:
         """The nodes' clock; equal times are told apart by the core."""
         return self._begin_ns + int(self.now_s * _NS_PER_S)
 
+    @property
+    def shed(self) -> int:
+        """Requests that found a queue full."""
+        return self._workers.shed
+
     def run(self, arrivals: Arrivals) -> None:
         """Serve every request to its end."""
         self._arrivals = arrivals
-        self._push_first()
         events = self._events
-        while events:
+        first = arrivals.first()  # the next one that is read from the trace waits beside the heap
+        while events or first is not None:
+            if first is not None and (not events or (first[0], _ARRIVED) < events[0]):
+                self.now_s, request = first
+                first = arrivals.first()
+                self._arrive(request)
+                continue
             self.now_s, kind, _, what = heappop(events)
-            if kind >= _Kind.ARRIVED:
-                assert isinstance(what, TraceRequest)
-                if kind == _Kind.ARRIVED:
-                    self._push_first()
-                self._arrive(what)
-            elif kind == _Kind.FREE:
-                assert isinstance(what, Worker)
-                self._free(what)
+            if kind == _STORED:
+                self._store(cast("_Storing", what))
+            elif kind == _FREE:
+                self._workers.free(cast("Worker", what))
             else:
-                assert isinstance(what, _Storing)
-                self._store(what)
+                self._arrive(cast("TraceRequest", what))
 
-    def _push(self, at_s: float, kind: _Kind, what: _Storing | Worker | TraceRequest) -> None:
+    def _push(self, at_s: float, kind: int, what: _Storing | Worker | TraceRequest) -> None:
         self._serial += 1
         heappush(self._events, (at_s, kind, self._serial, what))
-
-    def _push_first(self) -> None:
-        assert self._arrivals is not None
-        first = self._arrivals.first()
-        if first is not None:
-            self._push(first[0], _Kind.ARRIVED, first[1])
 
     # ---- a request's way
 
@@ -149,27 +144,11 @@ class Simulation:
         self._arrived += 1
         while self._failures and self._arrived > self._failures[0][0]:
             self._failures.pop(0)[1](self.now_s)
-        worker, estimate_s = self._workers.route(request)
-        if not worker.is_busy:
-            self._start(worker, request, self.now_s)
-        elif len(worker.waiting) < self._setup.queue_max:
-            worker.backlog_s += estimate_s
-            worker.waiting.append((request, self.now_s, estimate_s))
-        else:
-            self.shed += 1
+        if not self._workers.arrive(request, self.now_s):
             self._answer(request, self.now_s)
-
-    def _free(self, worker: Worker) -> None:
-        if worker.waiting:
-            request, arrived_s, estimate_s = worker.waiting.popleft()
-            worker.backlog_s -= estimate_s
-            self._start(worker, request, arrived_s)
-        else:
-            worker.is_busy = False
 
     def _start(self, worker: Worker, request: TraceRequest, arrived_s: float) -> None:
         """The engine turns to a request: look up, read, prefill."""
-        worker.is_busy = True
         start_s = self.now_s
         tokens, ids = request.input_tokens, request.block_ids
         local = worker.local.prefix(request.tenant, ids) if self._has_local else 0
@@ -177,7 +156,7 @@ class Simulation:
         cached, ready_s, from_ssd = local, start_s, 0
         if self._fleet is not None and ids:
             load = worker.loads[request.tenant]
-            prompt = Prompt(self._partitions[request.tenant], ids, self._keys.of(ids), local, load)
+            prompt = Prompt(self._partitions[request.tenant], ids, block_keys(ids), local, load)
             found = self._fleet.locator.locate(prompt, start_s)
             cached = max(local, found.prefix)
             ready_s, from_ssd = self._read(prompt, found)
@@ -188,7 +167,7 @@ class Simulation:
             self._send(prompt, found, done_s)
         if self._has_local:
             worker.local.use(request.tenant, ids)
-        self._push(done_s, _Kind.FREE, worker)
+        self._push(done_s, _FREE, worker)
 
         local_tokens = min(tokens, local * self._block_tokens)
         served = Served(
@@ -233,21 +212,20 @@ class Simulation:
 
     def _send(self, prompt: Prompt, found: Located, done_s: float) -> None:
         """Send nodes what they lack, once it is computed; the engine does not wait for it."""
-        used: dict[CacheNode, list[int]] = {}
-        for node, positions in found.reads if self._is_chain else ():
-            used[node] = list(positions)
         for node, positions in found.writes:
             size_bytes = len(positions) * self._block_bytes
             stored_s = node.into.carry(size_bytes, done_s) if positions else done_s
             self._collector.moved(stored_s, written_bytes=size_bytes)
-            if self._is_chain:
-                used.setdefault(node, []).extend(positions)
-            else:
-                self._push(stored_s, _Kind.STORED, _Storing(node, prompt.partition, _keys_at(prompt, positions)))
-        for node, chain in used.items():
-            whole = len(chain) == len(prompt.keys)
-            keys = prompt.keys if whole else _keys_at(prompt, sorted(chain))
-            self._push(done_s, _Kind.STORED, _Storing(node, prompt.partition, keys))
+            if not self._is_chain:
+                self._push(stored_s, _STORED, _Storing(node, prompt.partition, _keys_at(prompt, positions)))
+        if self._is_chain:
+            used: dict[CacheNode, list[Sequence[int]]] = {}
+            for node, positions in (*found.reads, *found.writes):
+                used.setdefault(node, []).append(positions)
+            for node, parts in used.items():
+                whole = sum(map(len, parts)) == len(prompt.keys)
+                keys = prompt.keys if whole else _keys_at(prompt, sorted(chain.from_iterable(parts)))
+                self._push(done_s, _STORED, _Storing(node, prompt.partition, keys))
 
     def _store(self, storing: _Storing) -> None:
         node = storing.node

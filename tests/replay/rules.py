@@ -15,7 +15,6 @@ from typing import Final
 from dataplane.core.eviction import Eviction
 from dataplane.core.reservations import Reservations
 from dataplane.replay.fleet import ClientPlacement, Fleet, Located, Locator, Prompt
-from dataplane.replay.keys import BlockKeys
 from dataplane.replay.node import CacheNode
 from dataplane.replay.quotas import partitions_of, policy_of
 from dataplane.replay.simulation import Simulation
@@ -124,7 +123,6 @@ def hit_rate(
         trace.block_tokens,
         fleet=fleet,
         partitions=partitions_of(trace.tenants),
-        keys=BlockKeys(),
         collector=Collector(Column.NODE_LOST, Slo(), dict),
         failures=[(half, lambda _: fleet.lose(LOST))] if loses else [],
     )

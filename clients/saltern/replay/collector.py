@@ -90,7 +90,7 @@ class Collector:
         tenant = self._tenants.get(request.tenant)
         if tenant is None:
             tenant = self._tenants[request.tenant] = _Tenant()
-        ttft_s = request.ttft_s
+        ttft_s = request.queue_s + request.transfer_s + request.prefill_s
         end_to_end_s = ttft_s + request.decode_s
         tenant.requests += 1
         tenant.prompt_tokens += request.prompt_tokens
@@ -234,13 +234,17 @@ class _SeriesBins:
 
     def at(self, at_s: float) -> _Bin:
         """The bin of this time; the first look at a later one than all before notes what is held."""
+        number = int(at_s / self._bin_s)
+        return self._bins[number] if number <= self._last else self._later(at_s)
+
+    def _later(self, at_s: float) -> _Bin:
         while at_s >= self._bin_s * SERIES_BINS:
             halves = zip(self._bins[::2], self._bins[1::2], strict=True)
             self._bins = [a.joined(b) for a, b in halves] + [_Bin() for _ in range(SERIES_BINS // 2)]
             self._bin_s *= 2
             self._last //= 2
         number = int(at_s / self._bin_s)
-        if number > self._last:
+        if number > self._last:  # not where bins have just become wider
             self._last = number
             self._bins[number].occupancy = self._occupancy()
         return self._bins[number]

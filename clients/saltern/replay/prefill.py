@@ -42,7 +42,8 @@ class TimeModel:
     def prefill_s(self, tokens: int, cached_tokens: int = 0) -> float:
         """Of a prompt whose first ``cached_tokens`` are there. The last token is always computed: it makes the first
         of the answer."""
-        cached_tokens = max(0, min(cached_tokens, tokens - 1))
+        if cached_tokens >= tokens:
+            cached_tokens = max(0, tokens - 1)
         new_tokens = tokens - cached_tokens
         pairs = new_tokens * (tokens + cached_tokens)
         return self._overhead_s + self._linear_s * new_tokens + self._attention_s * pairs

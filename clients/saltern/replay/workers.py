@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from saltern.placement import ReadLoad
 from saltern.replay.prefill import TimeModel
-from saltern.replay.setup import Routing
+from saltern.replay.setup import ReplaySetup, Routing
 from saltern.traces.request import TraceRequest
 
 
@@ -57,12 +57,52 @@ class Worker:
 
 
 class Workers:
-    """All engines, and which of them a request goes to."""
+    """All engines: which of them a request goes to, and when it is its turn there.
 
-    def __init__(self, count: int, routing: Routing, *, local_blocks: int, block_tokens: int, times: TimeModel) -> None:
-        self.all: Final = [Worker(number, LocalBlocks(local_blocks)) for number in range(count)]
-        self._routing, self._block_tokens, self._times = routing, block_tokens, times
+    Args:
+        start: an engine turns to a request, which arrived at a second.
+
+    Attributes:
+        shed: requests that found a queue full.
+    """
+
+    def __init__(
+        self,
+        setup: ReplaySetup,
+        block_tokens: int,
+        *,
+        times: TimeModel,
+        start: Callable[[Worker, TraceRequest, float], None],
+    ) -> None:
+        local_blocks = setup.engine_cache_tokens // block_tokens if block_tokens else 0
+        self.all: Final = [Worker(number, LocalBlocks(local_blocks)) for number in range(setup.engines)]
+        self._routing, self._queue_max = setup.routing, setup.queue_max
+        self._block_tokens, self._times, self._start = block_tokens, times, start
         self._turn = 0
+        self.shed = 0
+
+    def arrive(self, request: TraceRequest, now_s: float) -> bool:
+        """Start a request, or let it wait; False if it is turned away."""
+        worker, estimate_s = self.route(request)
+        if not worker.is_busy:
+            worker.is_busy = True
+            self._start(worker, request, now_s)
+        elif len(worker.waiting) < self._queue_max:
+            worker.backlog_s += estimate_s
+            worker.waiting.append((request, now_s, estimate_s))
+        else:
+            self.shed += 1
+            return False
+        return True
+
+    def free(self, worker: Worker) -> None:
+        """An engine has prefilled: it turns to the next request that waits for it, if there is one."""
+        if worker.waiting:
+            request, arrived_s, estimate_s = worker.waiting.popleft()
+            worker.backlog_s -= estimate_s
+            self._start(worker, request, arrived_s)
+        else:
+            worker.is_busy = False
 
     def route(self, request: TraceRequest) -> tuple[Worker, float]:
         """The engine for a request, and its estimate of the prefill there."""

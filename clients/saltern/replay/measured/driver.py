@@ -84,7 +84,7 @@ class Driver:
 
     Attributes:
         measures: filled while it runs.
-        block_accesses, shed: as in the simulated replay.
+        block_accesses: as in the simulated replay.
         read_s, written_s: that calls took, summed.
     """
 
@@ -99,18 +99,12 @@ class Driver:
         speed: float | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._setup, self._calls, self._collector, self._progress = setup, calls, collector, progress
+        self._calls, self._collector, self._progress = calls, collector, progress
         self._block_tokens = block_tokens
         self._failures: list[tuple[int, Failure]] = []
         self._speed = speed
         self._times = TimeModel(setup.model, setup.hardware)
-        self._workers = Workers(
-            setup.engines,
-            setup.routing,
-            local_blocks=setup.engine_cache_tokens // block_tokens if block_tokens else 0,
-            block_tokens=block_tokens,
-            times=self._times,
-        )
+        self._workers = Workers(setup, block_tokens, times=self._times, start=self._start)
         self._has_local = setup.engine_cache_tokens > 0
         self._events: list[_Event] = []
         self._serial = self._arrived = 0
@@ -127,8 +121,13 @@ class Driver:
         self._began_s = 0.0
         self.now_s = 0.0
         self.measures = Measures()
-        self.shed = self.block_accesses = 0
+        self.block_accesses = 0
         self.read_s = self.written_s = 0.0
+
+    @property
+    def shed(self) -> int:
+        """Requests that found a queue full."""
+        return self._workers.shed
 
     def fail(self, failures: Sequence[tuple[int, Failure]]) -> None:
         """Let failures happen, each when so many requests have arrived; no call is in flight then."""
@@ -161,7 +160,7 @@ class Driver:
                 self._arrive(what)
             case _Work():
                 self._store(what)
-                self._free(what.worker)
+                self._workers.free(what.worker)
             case _:
                 self._quiesce()
                 self._unclocked(what)
@@ -185,27 +184,11 @@ class Driver:
             later = self._unclocked(partial(self._failures.pop(0)[1], self.now_s))
             if later is not None:
                 self._push(later[0], _Kind.DUE, later[1])
-        worker, estimate_s = self._workers.route(request)
-        if not worker.is_busy:
-            self._start(worker, request, self.now_s)
-        elif len(worker.waiting) < self._setup.queue_max:
-            worker.backlog_s += estimate_s
-            worker.waiting.append((request, self.now_s, estimate_s))
-        else:
-            self.shed += 1
+        if not self._workers.arrive(request, self.now_s):
             self._answer(request, self.now_s)
-
-    def _free(self, worker: Worker) -> None:
-        if worker.waiting:
-            request, arrived_s, estimate_s = worker.waiting.popleft()
-            worker.backlog_s -= estimate_s
-            self._start(worker, request, arrived_s)
-        else:
-            worker.is_busy = False
 
     def _start(self, worker: Worker, request: TraceRequest, arrived_s: float) -> None:
         """The engine turns to a request: look up and read."""
-        worker.is_busy = True
         ids = request.block_ids
         local = worker.local.prefix(request.tenant, ids) if self._has_local else 0
         bound_s = self.now_s + self._times.prefill_s(request.input_tokens, request.input_tokens)
