@@ -18,29 +18,38 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from google.protobuf.duration_pb2 import Duration
 
 from controlplane.postgres import EmbeddedPostgres, PostgresConfig
 from saltern.admin.v1.credentials_pb2 import ROLE_NODE, ROLE_WRITER, ApiKey, CreateApiKeyRequest
 from saltern.admin.v1.namespaces_pb2 import CreateNamespaceRequest, DeleteNamespaceRequest, Namespace
 from saltern.admin.v1.quotas_pb2 import TIER_DRAM, TIER_SSD, Quota, TierQuota, UpdateQuotaRequest
+from saltern.admin.v1.salt_policies_pb2 import GetSaltPolicyRequest, RotateSaltRequest
 from saltern.admin.v1.tenants_pb2 import CreateTenantRequest, DeleteTenantRequest, Tenant
 from saltern.admin_client import AdminClient, redeem_bootstrap_token
 from saltern.admin_client import ApiKey as Secret
 from saltern.client import Client
-from saltern.names import TenantId, quota_name, tenant_name
+from saltern.credentials import EXCHANGE_TIMEOUT_MS, StaticCredentials
+from saltern.errors import DeadlineExceededError, SalternError
+from saltern.exchange import exchange_api_key
+from saltern.grant import Grant, NodeEndpoint, SaltScopeChoice
+from saltern.names import NamespaceId, TenantId, quota_name, tenant_name
 from tests.chaos.aim import Aim
 from tests.chaos.content import BLOCK_BYTES
 from tests.chaos.worker import Orders, Report
 from tests.conftest import SessionPostgres
 from tests.isolation.saltern_deployment import Served
 from tests.support.control import migrate, text_of
+from tests.support.served_node import connect
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1024 * 1024
 DRAM_BYTES = 16 * MIB
-SSD_BYTES = 64 * MIB
+SSD_BYTES = 80 * MIB
 START_S = 180.0
+#: How long the harness waits for a node to go by a change; one that is dead never does.
+SETTLE_S = 3.0
 #: The harness waits as long as it takes; only its clients have deadlines to meet.
 PATIENCE_MS = 120_000
 #: A paused client has ended its call: its deadline, and what a busy machine takes; or its start has failed.
@@ -65,6 +74,10 @@ SHARES = {
 CHANGING = "changing"
 #: Nobody works as this one but the harness, which deletes it, or its namespace, and makes it anew.
 GUEST, GUEST_SHARE = "guest", Share(0, MIB, 8 * MIB)
+#: Its salt is rotated while it works.
+TURNING = "busy"
+#: These two form a sharing group and leave it again, by the hand of the harness too.
+LEFT, RIGHT, PAIR_SHARE = "left", "right", Share(0, MIB, 4 * MIB)
 
 
 class NodeDiedError(Exception):
@@ -202,7 +215,7 @@ class Deployment:
         self._node_key = self._write_secret(
             "node", CreateApiKeyRequest(api_key_id="node-1", api_key=ApiKey(role=ROLE_NODE, node_id="node-1"))
         )
-        shares = {**SHARES, GUEST: GUEST_SHARE}
+        shares = {**SHARES, GUEST: GUEST_SHARE, LEFT: PAIR_SHARE, RIGHT: PAIR_SHARE}
         self.keys = {tenant: self._add_tenant(tenant, share) for tenant, share in shares.items()}
 
     @property
@@ -254,9 +267,30 @@ class Deployment:
 
     def renew_namespace(self) -> None:
         """Delete the guest's namespace and make one of the same name."""
-        name = f"{tenant_name(TenantId(GUEST))}/namespaces/chat"
-        self.admin.call(self.admin.namespaces.DeleteNamespace, DeleteNamespaceRequest(name=name))
+        request = DeleteNamespaceRequest(name=namespace_name(GUEST))
+        self.admin.call(self.admin.namespaces.DeleteNamespace, request)
         self._add_namespace(GUEST)
+
+    def rotate_salt(self, tenant: str, grace_s: int) -> None:
+        """Begin a new epoch of the tenant's salt; earlier ones end after ``grace_s``, 0: at once."""
+        request = RotateSaltRequest(name=_salt_policy_name(tenant), grace_period=Duration(seconds=grace_s))
+        self.admin.call(self.admin.salt_policies.RotateSalt, request)
+
+    def salt_epochs(self, tenant: str) -> dict[int, float | None]:
+        """Epochs that may be read, each with the Unix time at which it ends; None for the current one."""
+        request = GetSaltPolicyRequest(name=_salt_policy_name(tenant))
+        policy = self.admin.call(self.admin.salt_policies.GetSaltPolicy, request)
+        return {
+            one.epoch: one.read_until_time.seconds if one.HasField("read_until_time") else None for one in policy.epochs
+        }
+
+    def settle(self) -> bool:
+        """Whether the node has acknowledged the last change, after a short wait: from then on it must go by it."""
+        try:
+            self.admin.wait_for_policy(timeout_s=SETTLE_S)
+        except DeadlineExceededError:
+            return False
+        return True
 
     def _write_secret(self, name: str, request: CreateApiKeyRequest) -> Path:
         path = self.folder / f"{name}.key"
@@ -287,6 +321,46 @@ class Deployment:
         """The harness's own client: it waits as long as it takes."""
         secret = self.keys[tenant].read_text()
         return Client(control=self.endpoint, api_key=secret, namespace="chat", deadline_ms=PATIENCE_MS, transport="tcp")
+
+    def grant(self, tenant: str, sharing_group: str = "") -> Grant:
+        """Exchange the tenant's key, for its own salt or a group's."""
+        scope = SaltScopeChoice(sharing_group=sharing_group)
+        secret = self.keys[tenant].read_text()
+        return exchange_api_key(self.endpoint, secret, NamespaceId("chat"), timeout_ms=EXCHANGE_TIMEOUT_MS, scope=scope)
+
+    def pinned_reader(self, grant: Grant, epoch: int) -> Client:
+        """A client of one epoch, which never asks for another token: it sees what that epoch holds and no more."""
+        credentials = StaticCredentials(
+            grant.access_token,
+            namespace=grant.namespace,
+            nodes=(NodeEndpoint("node-1", f"127.0.0.1:{self._port}"),),  # known, whether it lives at the moment or not
+            tenant=grant.tenant,
+            epoch=epoch,
+            expires_at_s=grant.expires_at_s,
+            block_bytes=grant.block_bytes,
+            sharing_group_uid=grant.sharing_group_uid,
+        )
+        return Client.from_credentials(credentials, deadline_ms=PATIENCE_MS, transport="tcp")
+
+    def opens_session(self, grant: Grant, epoch: int) -> bool:
+        """Whether the node opens a session for ``grant`` under ``epoch``, by its own answer; raises NodeDiedError."""
+        try:
+            with connect(f"127.0.0.1:{self._port}") as client:
+                client.hello(grant.access_token, grant.namespace, epoch, grant.sharing_group_uid)
+        except SalternError:
+            return False
+        except (OSError, EOFError):
+            raise NodeDiedError from None
+        return True
+
+
+def namespace_name(tenant: str) -> str:
+    """The name of the tenant's only namespace."""
+    return f"{tenant_name(TenantId(tenant))}/namespaces/chat"
+
+
+def _salt_policy_name(tenant: str) -> str:
+    return f"{tenant_name(TenantId(tenant))}/saltPolicy"
 
 
 def _free_port() -> int:

@@ -7,9 +7,11 @@ that the kernel has.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dataplane.core.partition import split_storage_uid
 from dataplane.core.segments import (
     BLOCK_BYTES,
     BadFormatError,
@@ -24,9 +26,18 @@ from saltern.keys import BlockKey
 from saltern.names import TenantId
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Whose a partition is: of which epoch of the tenant's own salt, or, ``is_shared``, of its sharing group's."""
+
+    tenant: str
+    epoch: int
+    is_shared: bool
+
+
 @dataclass(slots=True)
-class TenantView:
-    """One tenant's live entries: ``flushed`` lie in sealed segments, ``written`` in one that was open."""
+class PlaceView:
+    """Live entries of one place: ``flushed`` lie in sealed segments, ``written`` in one that was open."""
 
     flushed: set[BlockKey] = field(default_factory=set)
     written: set[BlockKey] = field(default_factory=set)
@@ -35,27 +46,42 @@ class TenantView:
     file_bytes: int = 0
 
 
-def view_of(ssd_dir: Path, state_dir: Path) -> dict[str, TenantView]:
+def view_of(ssd_dir: Path, state_dir: Path) -> dict[Place, PlaceView]:
     """Read every segment below ``ssd_dir``."""
-    key_path = state_dir / NODE_KEY_FILE
-    views: dict[str, TenantView] = {}
-    if not key_path.exists() or not ssd_dir.exists():
-        return views
-    node_key = key_path.read_bytes()
-    for folder in sorted(path for path in ssd_dir.glob("*/*") if path.is_dir()):
-        view = views.setdefault(folder.parent.name, TenantView())
-        try:
-            content = (folder / KEY_FILE).read_bytes()
-            key = unwrap_key(node_key, content, TenantId(folder.parent.name), int(folder.name, 16))
-        except (FileNotFoundError, BadFormatError):
-            continue  # an interrupted deletion: nothing in it is anybody's
+    views: dict[Place, PlaceView] = {}
+    for folder, key in _partitions(ssd_dir, state_dir):
+        view = views.setdefault(_place_of(folder, key), PlaceView())
         for path in sorted(folder.glob("*.seg")):
             view.file_bytes += path.stat().st_size
             _read_segment(path, key, view)
     return views
 
 
-def _read_segment(path: Path, key: PartitionKey, view: TenantView) -> None:
+def readable_places(ssd_dir: Path, state_dir: Path) -> set[Place]:
+    """Whose data keys are there: what lies in any other place can be read by nobody (I12)."""
+    return {_place_of(folder, key) for folder, key in _partitions(ssd_dir, state_dir)}
+
+
+def _partitions(ssd_dir: Path, state_dir: Path) -> Iterator[tuple[Path, PartitionKey]]:
+    """Folders of partitions, each with its data key. A node that runs may take one away meanwhile."""
+    key_path = state_dir / NODE_KEY_FILE
+    if not key_path.exists() or not ssd_dir.exists():
+        return
+    node_key = key_path.read_bytes()
+    for folder in sorted(path for path in ssd_dir.glob("*/*") if path.is_dir()):
+        try:
+            content = (folder / KEY_FILE).read_bytes()
+            yield folder, unwrap_key(node_key, content, TenantId(folder.parent.name), int(folder.name, 16))
+        except (FileNotFoundError, BadFormatError):
+            continue  # an interrupted deletion: nothing in it is anybody's
+
+
+def _place_of(folder: Path, key: PartitionKey) -> Place:
+    _, group_uid = split_storage_uid(key.storage_uid)
+    return Place(folder.parent.name, key.epoch, is_shared=bool(group_uid))
+
+
+def _read_segment(path: Path, key: PartitionKey, view: PlaceView) -> None:
     raw = memoryview(path.read_bytes())
     number = SegmentNumber(int(path.stem, 16))
     identity = partition_identity(key.storage_uid, key.epoch)
@@ -79,7 +105,7 @@ def _read_segment(path: Path, key: PartitionKey, view: TenantView) -> None:
     view.flushed.update(row[0] for row in footer.rows)
 
 
-def _read_records(raw: memoryview, cipher: SegmentCipher, view: TenantView) -> None:
+def _read_records(raw: memoryview, cipher: SegmentCipher, view: PlaceView) -> None:
     block = 1
     while (block + 1) * BLOCK_BYTES <= len(raw):
         try:

@@ -1,4 +1,4 @@
-"""A tenant that nobody works as but the harness, which deletes it, or its namespace, and makes it anew (I12)."""
+"""A tenant that nobody works as but the harness, which deletes it or its namespace, or rotates its salt (I12)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Guest:
         self._next = 0
 
     def draw(self) -> str:
-        """What is deleted in this life: ``tenant``, ``namespace``, or nothing."""
-        return self._rng.choice(("tenant", "namespace")) if self._rng.random() < SHARE_OF_LIVES else ""
+        """What is made anew in this life: ``tenant``, ``namespace``, ``salt``, or nothing."""
+        return self._rng.choice(("tenant", "namespace", "salt")) if self._rng.random() < SHARE_OF_LIVES else ""
 
     def next_keys(self) -> list[BlockKey]:
         """Keys to store now."""
@@ -39,8 +39,11 @@ class Guest:
 
     def renew(self, deployment: Deployment, what: str, stored: list[BlockKey]) -> None:
         """Delete ``what`` and make it anew under the same name; ``stored`` is gone from then on."""
-        if what == "tenant":
-            deployment.renew_tenant()
-        else:
-            deployment.renew_namespace()
+        match what:
+            case "tenant":
+                deployment.renew_tenant()
+            case "namespace":
+                deployment.renew_namespace()
+            case _:
+                deployment.rotate_salt(GUEST, 0)
         self.deleted.update(stored)

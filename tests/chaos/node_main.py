@@ -11,12 +11,14 @@ import asyncio
 import json
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from dataplane import commands, serving
+from dataplane.core.partition import split_storage_uid
 from dataplane.io.ssd_places import place_of
 from dataplane.node import Node, NodeEndpoints
 from saltern.names import TenantId
@@ -56,6 +58,7 @@ class TellingNode(Node):
             "ssd_state": status.state.value if status else "",
             "ssd_reason": status.reason if status else "",
             "segments": self._segment_files(),
+            "shared": self._shared(list(usage.tenants)),
             "tenants": {
                 tenant: {
                     "used_bytes": books.used_bytes,
@@ -73,7 +76,15 @@ class TellingNode(Node):
         }
 
     def _readable(self, tenant: str) -> set[tuple[str, int, bytes]]:
-        """Everything of a tenant that is on either tier, once."""
+        """Everything of a tenant's own, outside of sharing groups, that is on either tier, once."""
+        return {copy for copy in self._copies(tenant) if not split_storage_uid(copy[0])[1]}
+
+    def _shared(self, tenants: list[str]) -> dict[str, int]:
+        """Different keys that members hold in sharing groups, by the group's epoch."""
+        copies = {copy for tenant in tenants for copy in self._copies(tenant) if split_storage_uid(copy[0])[1]}
+        return Counter(str(epoch) for epoch, _ in {(epoch, key) for _, epoch, key in copies})
+
+    def _copies(self, tenant: str) -> set[tuple[str, int, bytes]]:
         found: set[tuple[str, int, bytes]] = set()
         for owner, index in self._pool_indexes():
             if owner == tenant:

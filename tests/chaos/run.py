@@ -5,36 +5,36 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
 from saltern.client import Client
 from saltern.keys import BlockKey
 from saltern.results import Hit
-from tests.chaos.content import content_of, is_right, key_of
+from tests.chaos.content import content_of, is_right
 from tests.chaos.deployment import (
     CHANGING,
     GUEST,
     MIB,
     SHARES,
+    TURNING,
     Deployment,
     NodeDiedError,
     NodeProcess,
     Share,
     Worker,
 )
-from tests.chaos.disk_view import TenantView, view_of
+from tests.chaos.disk_view import Place, PlaceView, view_of
+from tests.chaos.epochs import Turning
 from tests.chaos.guest import Guest
 from tests.chaos.plan import AT_RANDOM, CLEAN_STOP, RECOVERY, Life, draw_life
+from tests.chaos.sharing import WRONG_BYTES, Pair
+from tests.chaos.truth import KEYS, SETTLE_S, Truth, require_alive
 from tests.chaos.worker import Report
 from tests.support.waiting import wait_until
 
-#: Keys that each tenant uses: more than its tiers hold together.
-KEYS = 2500
 READ_BATCH = 16
-SETTLE_S = 20.0
 #: Until an idle node has trimmed what is above a soft mark.
 CALM_S = 0.5
 #: On SSD of one tenant before the first kill, and how long that may take.
@@ -85,12 +85,16 @@ class ChaosRun:
         self.totals = Totals()
         self._workers: list[Worker] = []
         self._last_reports: dict[int, Report] = {}
-        self._readers: dict[str, Client] = {}
+        self._turning = Turning(deployment, TURNING, seed, KEYS)
+        self._pair = Pair(deployment, seed)
+        self._truth = Truth(deployment, self._turning, self._pair, resources)
         self._node: NodeProcess | None = None
         self._with_ssd = True
         self._seeds = 0
         self._left_behind: dict[str, list[BlockKey]] = {}
         resources.callback(self._end)
+        resources.callback(self._turning.close)
+        resources.callback(self._pair.close)
 
     def run(self, kills: int, *, dram_share: float = 0.2) -> Totals:
         """Kill the node ``kills`` times, the last ``dram_share`` of them without an SSD tier."""
@@ -123,6 +127,7 @@ class ChaosRun:
 
     def _live(self, life: Life) -> None:
         expected = self._look_at_disk()
+        self._turning.look()
         node = self._restarted(life)
         if node is None:
             return
@@ -153,7 +158,7 @@ class ChaosRun:
         self._compare_with_truth(node, "before a clean stop")
         time.sleep(CALM_S)
         self._left_behind = {
-            tenant: [key for key, is_there in self._there(tenant, node).items() if is_there] for tenant in SHARES
+            tenant: [key for key, is_there in self._truth.there(tenant, node).items() if is_there] for tenant in SHARES
         }
         status = node.stop()
         if status:
@@ -191,6 +196,12 @@ class ChaosRun:
             self._deployment.restart_control()
         if node.is_alive and (what := self._guest.draw()):
             self._renew_guest(node, what)
+        if node.is_alive and (grace_s := self._turning.draw()) is not None:
+            self._turning.rotate(grace_s)
+            self._truth.forget(TURNING)
+            self.totals.checked[f"salts rotated, grace {grace_s} s"] += 1
+        if node.is_alive:
+            self._share()
         while node.is_alive and time.monotonic() < end_s:
             if life.way == "while a policy is applied":
                 self._change_policy()
@@ -199,25 +210,42 @@ class ChaosRun:
     def _renew_guest(self, node: NodeProcess, what: str) -> None:
         """Store entries, delete whose they are, and make it anew under the same name: they must never be seen again."""
         keys = self._guest.next_keys()
-        self._reader(GUEST).put_many([(key, content_of(key)) for key in keys])
-        self._readers.pop(GUEST).close()
+        self._truth.reader(GUEST).put_many([(key, content_of(key)) for key in keys])
+        self._truth.forget(GUEST)
         self._guest.renew(self._deployment, what, keys)
-        self.totals.checked[f"{what} deleted and made anew"] += 1
+        self.totals.checked[f"{what} made anew"] += 1
         self._wait_until_guest_is_served(node, keys[0])
 
     def _wait_until_guest_is_served(self, node: NodeProcess, key: BlockKey) -> None:
         end_s = time.monotonic() + SETTLE_S
-        while node.is_alive and (error := self._reader(GUEST).lookup([key]).error) is not None:
+        while node.is_alive and (error := self._truth.reader(GUEST).lookup([key]).error) is not None:
             if time.monotonic() > end_s:
                 self._wrong(f"what was made anew is not served after {SETTLE_S:.0f} s: {error!r}, {error.reason}")
                 return
             time.sleep(0.02)
 
+    def _share(self) -> None:
+        """The two that share take a step: they form their group, use it, or part."""
+        for what, count in self._pair.act():
+            self.totals.checked[what] += count
+            if what == WRONG_BYTES:
+                self._wrong(f"I2: {what}")
+
+    def _verify_what_has_ended(self, node: NodeProcess) -> None:
+        """What the node has once acknowledged to be over it refuses from its first answer on (I2, I12)."""
+        turning, pair = self._turning, self._pair
+        for epoch in turning.served(turning.refused):
+            self._wrong(f"I12: epoch {epoch}, which the node knew to be over, is served again")
+        if served := pair.served(pair.refused):
+            self._wrong(f"I2: {served} sessions of a group that the node knew to be left are opened again")
+        self.totals.checked["ended epochs refused"] += len(turning.refused)
+        self.totals.checked["sessions of groups that were left refused"] += len(pair.refused)
+
     def _verify_what_was_deleted(self, node: NodeProcess) -> None:
-        there = self._there(GUEST, node)
+        there = self._truth.there(GUEST, node)
         self.totals.checked["deleted entries looked for"] += len(self._guest.deleted)
         if back := [key for key in self._guest.deleted if there[key]]:
-            self._wrong(f"I12: {len(back)} entries of a deleted tenant or namespace are back")
+            self._wrong(f"I12: {len(back)} entries of a deleted tenant, namespace or salt epoch are back")
 
     def _restarted(self, life: Life | None) -> NodeProcess | None:
         """A node that serves; None if it died on the way there, as it was meant to."""
@@ -241,29 +269,34 @@ class ChaosRun:
 
     # ---- checks
 
-    def _look_at_disk(self) -> dict[str, TenantView]:
+    def _look_at_disk(self) -> dict[Place, PlaceView]:
         if not self._with_ssd:
             return {}
         return view_of(self._deployment.ssd_dir, self._deployment.state_dir)
 
-    def _verify(self, node: NodeProcess, expected: dict[str, TenantView]) -> None:
+    def _verify(self, node: NodeProcess, expected: dict[Place, PlaceView]) -> None:
         """Right after a restart, before any client comes: nothing flushed is lost, nothing is wrong.
 
         Raises:
             NodeDiedError: an aim came to pass meanwhile; what was missing then says nothing.
         """
         self.totals.node_resident_bytes.append(node.resident_bytes)
+        self._verify_what_has_ended(node)
         self._compare_with_truth(node, "after the restart")
         self._verify_what_was_deleted(node)
         if self._left_behind:
             self._verify_what_was_left(node)
             return
-        for tenant, view in expected.items():
+        for place, view in expected.items():
+            reader = self._reader_of(place)
+            if reader is None:
+                continue
+            tenant = place.tenant
             self.totals.checked["sealed segments at a kill"] += view.sealed_segments
             self.totals.checked["open segments at a kill"] += view.open_segments
             for kind, keys in (("flushed", view.flushed), ("written", view.written - view.flushed)):
-                lost = self._missing(tenant, sorted(keys))
-                _require_alive(node)
+                lost = self._missing(tenant, sorted(keys), reader)
+                require_alive(node)
                 self.totals.checked[f"{kind} entries read back"] += len(keys) - len(lost)
                 # Whose limit was lowered since may have lost some, oldest segments first.
                 if lost and tenant not in (CHANGING, GUEST):
@@ -274,19 +307,26 @@ class ChaosRun:
 
     def _verify_what_was_left(self, node: NodeProcess) -> None:
         """After a clean stop both tiers are as they were; reading moves entries between them, so look first."""
-        there = {tenant: self._there(tenant, node) for tenant in self._left_behind}
+        there = {tenant: self._truth.there(tenant, node) for tenant in self._left_behind}
         for tenant, left in self._left_behind.items():
             lost = [key for key in left if not there[tenant][key]]
-            _require_alive(node)
+            require_alive(node)
             self.totals.checked["entries there after a clean stop"] += len(left) - len(lost)
             if lost:
                 self._wrong(f"I7: {len(lost)} of {len(left)} entries of {tenant} are lost by a clean stop")
-            self._missing(tenant, left)  # only the bytes count
+            self._missing(tenant, left, self._truth.reader(tenant))  # only the bytes count
         self._left_behind = {}
 
-    def _missing(self, tenant: str, keys: Sequence[BlockKey]) -> list[BlockKey]:
+    def _reader_of(self, place: Place) -> Client | None:
+        """Who must find what lies there; None if it may be gone: of an epoch that has ended, or will soon."""
+        if place.is_shared:
+            return self._pair.reader_of_the_other(place.tenant) if place.epoch == self._pair.epoch else None
+        if place.tenant == TURNING:
+            return self._turning.reader(place.epoch) if place.epoch in self._turning.live else None
+        return self._truth.reader(place.tenant)
+
+    def _missing(self, tenant: str, keys: Sequence[BlockKey], reader: Client) -> list[BlockKey]:
         """Which of ``keys`` cannot be read; wrong bytes are a violation."""
-        reader = self._reader(tenant)
         missing = []
         for start in range(0, len(keys), READ_BATCH):
             part = keys[start : start + READ_BATCH]
@@ -301,62 +341,13 @@ class ChaosRun:
         """What the node says against what can be seen: keys that are there, files on disk (I4, I8)."""
         assert node is not None
         try:
-            wait_until(lambda: not self._disagreements(node), SETTLE_S)
+            wait_until(lambda: not self._truth.disagreements(node), SETTLE_S)
         except AssertionError:
-            disagreements = self._disagreements(node)
-            _require_alive(node)
+            disagreements = self._truth.disagreements(node)
+            require_alive(node)
             for told in disagreements:
-                self._wrong(f"I8 {when}: {told}")
+                self._wrong(f"{when}: {told}" if told.startswith("I") else f"I8 {when}: {told}")
         self.totals.checked["books compared"] += 1
-
-    def _disagreements(self, node: NodeProcess) -> list[str]:
-        """What does not agree. While files are still being written this may be something for a moment."""
-        books = node.books()
-        told = [books["fault"]] if books["fault"] else []
-        if books["ssd_state"] not in ("", "ok"):
-            told.append(f"the SSD tier is {books['ssd_state']}: {books['ssd_reason']}")
-        for tenant, row in books["tenants"].items():
-            found = [key for key, is_there in self._there(tenant, node).items() if is_there]
-            if len(found) != row["readable"]:
-                told.append(f"{tenant}: {row['readable']} entries in the books, {len(found)} answered for")
-            if row["in_flight_bytes"] or row["held_bytes"]:
-                told.append(f"{tenant} holds bytes that nobody uses: {row}")
-            if row["used_bytes"] > row["limit_bytes"] or row["ssd_used_bytes"] > row["ssd_limit_bytes"]:
-                told.append(f"I4: {tenant} is above a limit: {row}")
-            if not books["ssd_state"]:
-                truth_bytes = sum(-(-len(content_of(key)) // 4096) * 4096 for key in found)
-                if truth_bytes != row["used_bytes"]:
-                    told.append(f"{tenant} is charged {row['used_bytes']} for {truth_bytes}")
-        return told + self._disagreements_with_files(books)
-
-    def _disagreements_with_files(self, books: dict[str, Any]) -> list[str]:
-        if not books["ssd_state"]:
-            return []
-        charged: dict[str, int] = books["segments"]
-        there = {}
-        for path in self._deployment.ssd_dir.rglob("*.seg"):
-            with suppress(FileNotFoundError):  # a running node removes what it has reclaimed
-                there[str(path)] = path.stat().st_size
-        told = [f"an orphan file: {path}" for path in there.keys() - charged.keys()]
-        told += [
-            f"{path} is longer than charged" for path in there.keys() & charged.keys() if there[path] > charged[path]
-        ]
-        for tenant, row in books["tenants"].items():
-            total = sum(size for path, size in charged.items() if f"/{tenant}/" in path)
-            if total != row["ssd_used_bytes"]:
-                told.append(f"{tenant} is charged {row['ssd_used_bytes']} on SSD for segments of {total}")
-        return told
-
-    def _there(self, tenant: str, node: NodeProcess) -> dict[BlockKey, bool]:
-        """Which keys the node answers for. A client whose grant is from while the node was away soon has another."""
-        keys = [key_of(tenant, number) for number in range(KEYS)]
-        end_s = time.monotonic() + SETTLE_S
-        while (answer := self._reader(tenant).lookup(keys)).error is not None:
-            _require_alive(node)
-            if time.monotonic() > end_s:
-                raise answer.error
-            time.sleep(0.05)
-        return dict(zip(keys, answer.found, strict=True))
 
     # ---- clients
 
@@ -399,11 +390,6 @@ class ChaosRun:
         self._deployment.set_quota(CHANGING, share)
         self.totals.checked["policies pushed"] += 1
 
-    def _reader(self, tenant: str) -> Client:
-        if tenant not in self._readers:
-            self._readers[tenant] = self._resources.enter_context(self._deployment.reader(tenant))
-        return self._readers[tenant]
-
     # ---- telling
 
     def _wrong(self, what: str) -> None:
@@ -425,13 +411,6 @@ class ChaosRun:
             worker.end()
         if self._node is not None:
             self._node.kill()
-
-
-def _require_alive(node: NodeProcess) -> None:
-    """Raises NodeDiedError. A process that kills itself may answer a moment longer than its files say."""
-    time.sleep(0.02)
-    if not node.is_alive:
-        raise NodeDiedError
 
 
 def _sleep_until(when_s: float, node: NodeProcess) -> None:
