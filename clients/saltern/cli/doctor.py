@@ -37,15 +37,22 @@ _STYLES: Final = {State.OK: "green", State.WARN: "yellow", State.FAIL: "bold red
 
 @click.command("doctor", cls=Command)
 @click.option("--namespace", "namespace_id", type=NAMESPACE, help="Also open this namespace of the key's tenant.")
+@click.option(
+    "--console",
+    "console_url",
+    metavar="URL",
+    envvar="SALTERN_CONSOLE_URL",
+    help="Also look at the console there, as browsers reach it. [a local stack's own]",
+)
 @click.pass_context
-def doctor(ctx: click.Context, namespace_id: NamespaceId | None) -> int:
-    """Check packages, machine, control plane, API key, clock and every node; say how to mend what is wrong.
+def doctor(ctx: click.Context, namespace_id: NamespaceId | None, console_url: str | None) -> int:
+    """Check packages, machine, control plane, API key, clock, console and every node; say how to mend what is wrong.
 
     With --namespace and a tenant's API key the check goes all the way: it opens sessions on each node as that tenant.
     Exits with 0 unless a check fails; warnings do not count.
     """
     settings = settings_of(ctx)
-    findings = list(_examine(settings, namespace_id))
+    findings = list(_examine(settings, namespace_id, console_url))
     if settings.json:
         print_json(
             {
@@ -71,7 +78,7 @@ def _print_table(settings: Settings, findings: list[Finding]) -> None:
     table.print(settings)
 
 
-def _examine(settings: Settings, namespace_id: NamespaceId | None) -> Iterator[Finding]:
+def _examine(settings: Settings, namespace_id: NamespaceId | None, console_url: str | None) -> Iterator[Finding]:
     from saltern.admin_client import AdminClient
     from saltern.cli import host_facts, rdma_facts
 
@@ -87,6 +94,7 @@ def _examine(settings: Settings, namespace_id: NamespaceId | None) -> Iterator[F
         return
     with client as admin:
         yield from _configuration(settings, target)
+        yield from _console(settings, target, console_url)
         claims: dict[str, Any] = {}
         yield from _control_plane(admin, settings, claims)
         if not claims:
@@ -118,6 +126,19 @@ def _configuration(settings: Settings, target: Target) -> Iterator[Finding]:
             f"SALTERN_API_KEY is set too, and not used: {path} comes first",
             "unset one of them, so that it is clear whose key is used",
         )
+
+
+def _console(settings: Settings, target: Target, url: str | None) -> Iterator[Finding]:
+    """The console at ``url``, or that of the local stack which was found; nothing where neither is known."""
+    from saltern.cli import console_facts
+    from saltern.cli.settings import default_data_dir
+
+    if url is None and settings.control is None:
+        url = str(read_run_file(settings.data_dir or default_data_dir()).get("console_url") or "")
+        if not url:
+            yield ok("console", "this stack serves none: pip install 'saltern-server[console]' for one")
+    if url:
+        yield from console_facts.examine(url, settings.deadline_ms, target.tls)
 
 
 def _control_plane(admin: AdminClient, settings: Settings, claims: dict[str, Any]) -> Iterator[Finding]:

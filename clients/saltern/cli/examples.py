@@ -107,7 +107,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         'eval "$(saltern completion zsh)"        # in ~/.zshrc, after compinit',
         "saltern completion fish > ~/.config/fish/completions/saltern.fish",
     ),
-    "doctor": ("saltern doctor", "saltern doctor -o json"),
+    "doctor": ("saltern doctor", "saltern doctor -o json", "saltern doctor --console https://console.example.org/"),
     "trace show": (
         "saltern trace show conversation_trace.jsonl.gz",
         "saltern trace show client-61.csv --input-tokens 1024 --requests 100000",
