@@ -97,6 +97,8 @@ def test_certificates_lead_to_their_authority_and_name_whom_they_are_for() -> No
     assert node["SALTERN_CONTROL"].partition(":")[0] in certificates["saltern-control"]["dnsNames"]
     host = node["SALTERN_NODE_ADVERTISE_HOST"].replace("$(SALTERN_NODE_ID)", "*")
     assert host.replace("$(POD_NAMESPACE)", "saltern") in certificates["saltern-node"]["dnsNames"]
+    console = named("production", "Service", "saltern-console")["metadata"]["name"]
+    assert f"{console}.saltern.svc" in certificates["saltern-control"]["dnsNames"]
     assert {"server auth", "client auth"} <= set(certificates["saltern-node"]["usages"])
 
 
@@ -161,6 +163,7 @@ def test_the_programs_accept_what_they_are_told(overlay: str, monkeypatch: pytes
             monkeypatch.setenv(key, value)
         settings = load_settings()
         assert settings.listen.port == 7700 and settings.metrics_listen and settings.metrics_listen.port == 7704
+        assert settings.console_listen and settings.console_listen.port == 7705
         assert (settings.tls_cert is not None) == (overlay != "minimal")
         assert settings.migration_database_url is None, "only the job that migrates has the owner's password"
     for key, value in _environment_of(overlay, "StatefulSet", "saltern-node").items():
@@ -274,6 +277,7 @@ def _elsewhere(**labels: str) -> dict[str, Any]:
 def test_only_what_must_talk_to_each_other_does(overlay: str) -> None:
     control, node, migrate = _pod("saltern-control"), _pod("saltern-node"), _pod("saltern-migrate")
     engine, monitoring, stranger = _elsewhere(client="true"), _elsewhere(monitoring="true"), _elsewhere()
+    entrance = _elsewhere(console="true")
 
     def may(source: dict[str, Any], target: dict[str, Any], *port: Any) -> bool:
         return may_talk(overlay, source, target, *port)
@@ -281,6 +285,11 @@ def test_only_what_must_talk_to_each_other_does(overlay: str) -> None:
     assert may(node, control, "grpc", 7700) and may(engine, control, "grpc", 7700)
     assert may(engine, node, "wire", 7701) and may(engine, node, "grpc", 7702)
     assert may(monitoring, node, "metrics", 7703) and may(monitoring, control, "metrics", 7704)
+    assert may(entrance, control, "console", 7705)
+    for source in (engine, monitoring, stranger, node, control, migrate):
+        assert not may(source, control, "console", 7705)
+    for port in (("grpc", 7700), ("metrics", 7704)):
+        assert not may(entrance, control, *port)
     for source in (engine, stranger, node, control):
         assert not may(source, node, "metrics", 7703) and not may(source, control, "metrics", 7704)
     for source in (stranger, monitoring, control, node, migrate):
