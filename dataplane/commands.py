@@ -58,6 +58,14 @@ from saltern.tls import client_tls, server_tls
     help="How many tenants metrics name; the others are summed up.",
 )
 @click.option(
+    "--trace-batches",
+    envvar="SALTERN_NODE_TRACE_BATCHES",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    metavar="SHARE",
+    help="Share of batches, 0 to 1, of which a span is made where OTEL_EXPORTER_OTLP_ENDPOINT is set.",
+)
+@click.option(
     "--shm-path",
     envvar="SALTERN_NODE_SHM_PATH",
     type=click.Path(path_type=Path),
@@ -240,6 +248,7 @@ def serve_node(
     grpc_listen: str,
     metrics_listen: str,
     metrics_tenants_max: int,
+    trace_batches: float,
     shm_path: Path | None,
     shm_mode: str,
     dram_bytes: str,
@@ -282,6 +291,7 @@ def serve_node(
         grpc_listen=parse_endpoint(grpc_listen, what="--grpc-listen"),
         metrics_listen=None if metrics_listen == "off" else parse_endpoint(metrics_listen, what="--metrics-listen"),
         metrics_tenants_max=metrics_tenants_max,
+        trace_batches=trace_batches,
         dram_bytes=parse_size(dram_bytes, what="--dram-bytes"),
         shm_path=shm_path or state_dir / "node.sock",
         shm_mode=parse_mode(shm_mode),

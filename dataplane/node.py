@@ -26,6 +26,7 @@ from dataplane.core.cache import CacheCore
 from dataplane.core.lease import Lease
 from dataplane.core.ssd_tier import SsdTier
 from dataplane.core.usage import NodeUsage, PolicyApplied
+from dataplane.io.batch_spans import TracedCacheService, spans_of
 from dataplane.io.batches import Blocks
 from dataplane.io.clock import Clock
 from dataplane.io.engines import EngineName
@@ -115,7 +116,8 @@ class Node:
             traffic=Traffic(settings.limits, arena_bytes=settings.dram_bytes, clock=clock),
         )
         self._state.blocks.after_put = Trimmer(self._state.traffic.scheduler, self._core, clock).look
-        self._sessions = SessionTable(self._state, settings.limits, self._tls)
+        self._spans = spans_of(settings.trace_batches)
+        self._sessions = SessionTable(self._state, settings.limits, self._tls, self._spans)
         self._policy_applied_unix_s = 0.0
         #: Where the tier below DRAM is in a store; known once the node serves.
         self._engine: ObjectEngine | None = None
@@ -254,7 +256,11 @@ class Node:
             stack.callback(self._sessions.close)
             self._sessions.start()
             grpc_server, grpc_endpoint = await start_grpc_door(
-                self._state, settings.grpc_listen, HealthService(self._health), self._tls
+                self._state,
+                settings.grpc_listen,
+                HealthService(self._health),
+                self._tls,
+                service=None if self._spans is None else TracedCacheService(self._state, self._spans),
             )
             stack.push_async_callback(grpc_server.stop, None)
             for door in doors:

@@ -144,6 +144,7 @@ class NodeSettings:
         drain_s: how long transfers that have begun may take after SIGTERM.
         ssd: the tier below DRAM; None for none.
         arena: what memory the DRAM tier has.
+        trace_batches: the share of batches, 0 to 1, that get a span where the process is traced.
         rdma: device, port and GID that entries may travel over as well; None for no RDMA. A device that cannot be used
             is logged, and the node serves without; so is one that TLS stands against because it was not named.
     """
@@ -168,6 +169,7 @@ class NodeSettings:
     limits: SessionLimits = field(default_factory=SessionLimits)
     ssd: SsdSettings | None = None
     arena: ArenaSettings = field(default_factory=ArenaSettings)
+    trace_batches: float = 0.0
     rdma: DeviceChoice | None = None
 
     def __post_init__(self) -> None:

@@ -131,11 +131,39 @@ def server_span(name: str, traceparent: str, **attributes: str | int | bool) -> 
         yield current
 
 
+def detached_span(name: str, traceparent: str = "", **attributes: str | int | bool) -> Any:
+    """A span of work that takes turns with other work: it is nobody's current one, and the caller ends it.
+
+    Args:
+        traceparent: the caller's, if there is one; a trace begins here without.
+    """
+    from opentelemetry.context import Context
+    from opentelemetry.trace import INVALID_SPAN, SpanKind
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    if _tracing.tracer is None:
+        return INVALID_SPAN
+    parent = TraceContextTextMapPropagator().extract({TRACEPARENT: traceparent}, Context())
+    return _tracing.tracer.start_span(
+        name,
+        context=parent,
+        kind=SpanKind.SERVER,
+        attributes=attributes,
+        record_exception=False,
+        set_status_on_exception=False,
+    )
+
+
 def note_error(current: Any, error: BaseException) -> None:
     """Say in a span how it failed."""
+    reason = error.reason if isinstance(error, SalternError) else type(error).__name__
+    note_reason(current, reason)
+
+
+def note_reason(current: Any, reason: str) -> None:
+    """Say in a span that it failed, and by which reason."""
     from opentelemetry.trace import Status, StatusCode
 
-    reason = error.reason if isinstance(error, SalternError) else type(error).__name__
     current.set_attribute("error.type", reason)
     current.set_status(Status(StatusCode.ERROR))
 

@@ -291,12 +291,18 @@ class TokenFirst(grpc.aio.ServerInterceptor):
 
 
 async def start_grpc_door(
-    node: NodeState, endpoint: Endpoint, health: HealthService, tls: ReloadingTls | None = None
+    node: NodeState,
+    endpoint: Endpoint,
+    health: HealthService,
+    tls: ReloadingTls | None = None,
+    *,
+    service: CacheService | None = None,
 ) -> tuple[grpc.aio.Server, Endpoint]:
     """Serve CacheService, the node's health and reflection; return the server and where it listens.
 
     Args:
         tls: None for plain text.
+        service: what answers; a plain one of ``node`` if None.
 
     Raises:
         FailedPreconditionError: the port is taken or the address is not this host's.
@@ -316,7 +322,7 @@ async def start_grpc_door(
             *connection_limits(),
         ],
     )
-    cache_pb2_grpc.add_CacheServiceServicer_to_server(CacheService(node), server)
+    cache_pb2_grpc.add_CacheServiceServicer_to_server(service or CacheService(node), server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection([CACHE_SERVICE, health_service.SERVICE_NAME, reflection.SERVICE_NAME], server)
     try:

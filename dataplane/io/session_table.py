@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from dataplane.io import letting_go
+from dataplane.io.batch_spans import BatchSpans, TracedConversation, TracedSession
 from dataplane.io.connection import Connection
 from dataplane.io.conversation import Conversation
 from dataplane.io.session import NodeState, Session, too_many_sessions
@@ -37,12 +38,20 @@ class SessionTable:
 
     Args:
         tls: for connections over TCP; None for plain text. Those over unix sockets never leave the host.
+        spans: which batches are traced; None for none.
     """
 
-    def __init__(self, node: NodeState, limits: SessionLimits, tls: ReloadingTls | None = None) -> None:
+    def __init__(
+        self,
+        node: NodeState,
+        limits: SessionLimits,
+        tls: ReloadingTls | None = None,
+        spans: BatchSpans | None = None,
+    ) -> None:
         self._node = node
         self._limits = limits
         self._tls = tls
+        self._spans = spans
         self._connections: set[Connection] = set()
         #: Those before HELLO, the oldest first.
         self._unopened: dict[Connection, None] = {}
@@ -83,7 +92,8 @@ class SessionTable:
 
     def adopt(self, sock: socket.socket, *, takes_descriptors: bool) -> None:
         """Serve an accepted socket, or answer TOO_MANY_SESSIONS and close it."""
-        meter = self._node.meters.doors[Transport.SHM if takes_descriptors else Transport.TCP]
+        transport = Transport.SHM if takes_descriptors else Transport.TCP
+        meter = self._node.meters.doors[transport]
         is_full = len(self._connections) >= self._limits.sessions_max
         if self._unopened and (is_full or len(self._unopened) >= self._limits.unopened_max):
             # Whoever means it says HELLO at once and is not the oldest for long.
@@ -99,8 +109,18 @@ class SessionTable:
             stream = TlsStream(sock, self._tls, peer=_peer_of(sock), others_descriptor=others)
         else:
             stream = ByteStream(sock, takes_descriptors=takes_descriptors, others_descriptor=others)
-        session = Session(self._node, lambda tenant: self._claim_place(connection, tenant))
-        conversation = Conversation(stream, session, self._limits, meter)
+
+        def claim_place(tenant: TenantId) -> bool:
+            return self._claim_place(connection, tenant)
+
+        conversation: Conversation
+        if self._spans is None:
+            conversation = Conversation(stream, Session(self._node, claim_place), self._limits, meter)
+        else:
+            session = TracedSession(self._node, claim_place)
+            conversation = TracedConversation(
+                stream, session, self._limits, meter, spans=self._spans, transport=transport
+            )
         connection = Connection(sock, stream, conversation, self._node.traffic, meter=meter, on_close=self._forget)
         conversation.on_connect = lambda: connection.count_by(self._node.meters.doors[Transport.RDMA])
         self._connections.add(connection)

@@ -192,6 +192,7 @@ def static_node(
     port: int = 0,
     signing_key: Ed25519PrivateKey | None = None,
     reservations: Reservations = DEFAULT_RESERVATIONS,
+    trace_batches: float = 0.0,
 ) -> Iterator[StaticNode]:
     """Run a node with the given tenants (one tenant ``acme`` with the namespace ``chat`` by default).
 
@@ -217,6 +218,7 @@ def static_node(
             tls=tls,
             rdma=rdma,
             reservations=reservations,
+            trace_batches=trace_batches,
         )
         node = Node(settings, clock=clock)
         ready = threading.Event()
