@@ -247,7 +247,9 @@ class Deployment:
     ) -> Service:
         state_dir, ready_file = self.folder / name, self.folder / f"{name}.ready"
         state_dir.mkdir(mode=0o700)
-        command = [sys.executable, "-m", "saltern", "serve", *arguments, "--allow-plaintext"]
+        # setpriv: a run that is killed leaves no process behind.
+        command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "saltern", "serve", *arguments]
+        command += ["--allow-plaintext"]
         command += ["--state-dir", str(state_dir), "--ready-file", str(ready_file)]
 
         def start() -> subprocess.Popen[bytes]:
