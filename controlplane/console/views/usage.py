@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Final
 
 from controlplane.console.views import texts
@@ -140,7 +141,7 @@ def usage_view(usage: Usage, records: Sequence[UsageRecord], period: Period, now
 
 def _tier(tier: TierUsage) -> TierView:
     whole = max(tier.limit_bytes, tier.used_bytes, 1)
-    share = tier.used_bytes / tier.limit_bytes if tier.limit_bytes else 1.0
+    share = tier.used_bytes / tier.limit_bytes if tier.limit_bytes else inf
     return TierView(
         name=texts.enum_word(Tier, tier.tier, "TIER_").upper(),
         used=texts.size(tier.used_bytes),
