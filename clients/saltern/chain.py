@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from saltern.arguments import byte_view, room_view
@@ -47,7 +48,7 @@ from saltern.results import (
     put_result,
 )
 from saltern.routing import EPOCH_NOT_AVAILABLE, Target
-from saltern.transport.slots import GetSlot, PutSlot
+from saltern.transport.slots import GetSlot, PutSlot, Room, Taker, buffer_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -139,6 +140,30 @@ class Chain:
         if len(wanted) != len(views):
             raise InvalidArgumentError(f"{len(wanted)} positions but {len(views)} buffers", reason="INVALID_ARGUMENT")
         return self._get(list(zip(wanted, views, strict=True)), self._start_deadline(deadline_ms))
+
+    def get_each(
+        self,
+        positions: Iterable[int],
+        take: Callable[[int, memoryview], None],
+        *,
+        room_bytes: int,
+        deadline_ms: DeadlineMs = None,
+    ) -> list[GetResult]:
+        """Read blocks, lending each to ``take(position, payload)`` as soon as its checksum has matched (I7).
+
+        For whoever copies the bytes on in any case: they are in the core's cache still, and the next ones are on
+        their way. ``payload`` is the transport's own memory and is taken back when ``take`` returns. ``take`` is called
+        once for each Hit (whose own payload is empty), in any order, from one thread for each node, and never after
+        this returns. It must not raise: that would end the call while other threads still call it.
+
+        Args:
+            room_bytes: of each block; a longer one is a Miss with cause EntryTooLargeError.
+
+        Raises:
+            InvalidArgumentError: a position is outside the chain or comes twice.
+        """
+        takers = [(position, Taker(partial(take, position), room_bytes)) for position in positions]
+        return self._get(takers, self._start_deadline(deadline_ms))
 
     def put_many(self, items: Iterable[tuple[int, Buffer]], *, deadline_ms: DeadlineMs = None) -> list[PutResult]:
         """Store blocks, one copy or two as the rule says; returns one result for each item, in order.
@@ -277,7 +302,7 @@ class Chain:
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
-    def _get(self, wanted: list[tuple[int, memoryview | None]], deadline: Deadline) -> list[GetResult]:
+    def _get(self, wanted: Sequence[tuple[int, Room]], deadline: Deadline) -> list[GetResult]:
         positions = [position for position, _ in wanted]
         self._check_positions(positions)
         if not wanted:
@@ -306,14 +331,14 @@ class Chain:
         self,
         view: _View,
         positions: list[int],
-        rooms: Mapping[int, memoryview | None],
+        rooms: Mapping[int, Room],
         results: dict[int, GetResult],
         deadline: Deadline,
     ) -> bool:
         """Read what was seen somewhere, each block from one source; returns whether there was any."""
         if results:
             # What a late node may still write to stays missed (I7).
-            doubtful = self._calls.in_doubt([rooms[position] for position in positions])
+            doubtful = self._calls.in_doubt([buffer_of(rooms[position]) for position in positions])
             positions = [position for position, late in zip(positions, doubtful, strict=True) if not late]
         reads = plan_reads(view.sighting, positions, self._router.load)
         if not reads:

@@ -136,6 +136,9 @@ class EntryCalls:
             limit_bytes = session.entry_max_bytes
             guess_bytes = min(self._entry_bytes_seen or limit_bytes, limit_bytes)
             for slot in batch:
+                if slot.taker is not None:
+                    slot.room_bytes = min(slot.taker.room_bytes, limit_bytes)
+                    continue
                 slot.room_is_guess = slot.buffer is None and guess_bytes < limit_bytes
                 slot.room_bytes = guess_bytes if slot.buffer is None else min(slot.buffer.nbytes, limit_bytes)
             session.get([slot for slot in batch if slot.result is None], deadline)

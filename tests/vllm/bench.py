@@ -6,7 +6,8 @@ Four questions, each answered by runs that take turns, so that a busy machine is
 misses    what a request of 1,000 blocks that the cache does not have costs the scheduler: vLLM's own ``Scheduler`` with
           and without the connector, no model. Target: at most 2 ms more of its thread.
 loads     bytes per second of a hit, from the connector's ``start_load_kv`` to the end that it reports, against
-          ``get_into`` of the same entries by the SDK alone, best of all rounds. Target: at least 0.8 of it.
+          ``get_into`` of the same entries by the SDK alone, best of all rounds. Target: at least 0.8 of it. Beside it
+          ``get_into`` followed by a bare copy into such pages: a load has to put its bytes there, too.
 tokens    prompt tokens per second of a whole engine that never hits and stores every block, against the same engine
           with requests that use no remote cache, in turns within one process. Target: at least 0.97.
 peers     the same by engines of their own: no connector, Saltern's, ExampleConnector (every block is a file), and
@@ -101,10 +102,13 @@ def bench_loads(stack: Stack, rounds: int) -> list[dict[str, Any]]:
         store = Store(stack, f"bench-loads-{transport}", limit_bytes=128 * MIB)
         engine = BareEngine(store.connector(transport=transport), blocks=160)
         try:
-            rates = engine.load_rates(blocks=64, rounds=rounds)
+            seconds = engine.load_seconds(blocks=64, rounds=rounds)
         finally:
             engine.close()
+        # Of the quickest round, which is the one that other programs disturbed least.
+        rates = {name: 64 * engine.entry_bytes / min(taken) for name, taken in seconds.items()}
         ratio = rates["connector"] / rates["transport"]
+        pairs = zip(seconds["connector"], seconds["transport"], strict=True)
         results.append(
             {
                 "transport": transport,
@@ -112,6 +116,7 @@ def bench_loads(stack: Stack, rounds: int) -> list[dict[str, Any]]:
                 "entries": 64,
                 "bytes_per_s": rates,
                 "ratio": ratio,
+                "ratio_median_of_rounds": statistics.median(transport / connector for connector, transport in pairs),
                 "target": LOAD_TARGET,
                 "met": ratio >= LOAD_TARGET,
             }
@@ -294,7 +299,8 @@ def _table(report: dict[str, Any]) -> str:
         rates = {name: f"{rate / 1e9:.2f} GB/s" for name, rate in loads["bytes_per_s"].items()}
         lines.append(
             f"loads     {loads['transport']}: connector {rates['connector']}, transport {rates['transport']}: "
-            f"{loads['ratio']:.2f} {_verdict(loads)}"
+            f"{loads['ratio']:.2f} {_verdict(loads)}, median of rounds {loads['ratio_median_of_rounds']:.2f}; "
+            f"transport and then a copy into the pages {rates['transport, copy']}"
         )
     for tokens in report.get("tokens", ()):
         told = ", ".join(

@@ -142,8 +142,8 @@ class RegionalSession(Session):
             view = self._staged(offset, size) if frame.buffer is None or slot.buffer is None else slot.buffer[:size]
             if checksum(view) != sum_:
                 slot.result = corrupted("the transfer")
-            elif frame.buffer is not None:
-                slot.result = Hit(view)
+            elif frame.buffer is not None or slot.taker is not None:
+                slot.result = slot.hit(view)
             else:
                 slot.result = Hit(_copy_out(view, slot.buffer))
 

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from saltern.keys import BlockKey
-from saltern.results import GetResult, PutResult
+from saltern.results import GetResult, Hit, PutResult
 from saltern.wire import KEYS_MAX
+
+_LENT: Final = Hit(memoryview(b""))
+
+
+class Taker(NamedTuple):
+    """Who takes an entry's bytes out of the transport's own memory, which is lent for the time of the call.
+
+    Attributes:
+        take: called once, when the checksum has matched (I7), on whatever thread has received the entry.
+        room_bytes: the longest entry that is wanted.
+    """
+
+    take: Callable[[memoryview], None]
+    room_bytes: int
+
+
+#: Where an entry goes: writable bytes to fill, whoever takes it, or None for memory of the result's own.
+Room: TypeAlias = memoryview | Taker | None
+
+
+def buffer_of(room: Room) -> memoryview | None:
+    """The caller's memory, where there is any."""
+    return room if isinstance(room, memoryview) else None
 
 
 class GetSlot:
@@ -15,19 +39,31 @@ class GetSlot:
     Attributes:
         key: 32 bytes.
         buffer: writable bytes to fill, or None for memory of the result's own.
+        taker: who takes the bytes, where they are to be in no memory that outlasts the call; ``buffer`` is None then.
         room_bytes: the longest entry that is wanted; known once a session is open.
         room_is_guess: a longer entry is to be left without a result, for another attempt with more room.
         result: None until known.
     """
 
-    __slots__ = ("buffer", "key", "result", "room_bytes", "room_is_guess")
+    __slots__ = ("buffer", "key", "result", "room_bytes", "room_is_guess", "taker")
 
-    def __init__(self, key: BlockKey, buffer: memoryview | None) -> None:
+    def __init__(self, key: BlockKey, room: Room) -> None:
         self.key = key
-        self.buffer = buffer
+        self.buffer = buffer_of(room)
+        self.taker = room if isinstance(room, Taker) else None
         self.room_bytes = 0
         self.room_is_guess = False
         self.result: GetResult | None = None
+
+    def hit(self, view: memoryview) -> Hit:
+        """The result for an entry whose checksum has matched; lends it to whoever takes it."""
+        if self.taker is None:
+            return Hit(view)
+        try:
+            self.taker.take(view)
+        finally:
+            view.release()  # the next entry lies here soon: a view that outlasts the call would show its bytes
+        return _LENT
 
     @property
     def answer(self) -> GetResult:

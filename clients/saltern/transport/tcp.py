@@ -8,7 +8,6 @@ from typing import ClassVar
 from saltern.credentials import Grant
 from saltern.deadline import Deadline
 from saltern.errors import StatusCode
-from saltern.results import Hit
 from saltern.transport.address import resolve
 from saltern.transport.connection import Connection
 from saltern.transport.registry import BufferRegistry
@@ -30,6 +29,8 @@ class TcpSession(Session):
 
     def __init__(self, connection: Connection, grant: Grant, registry: BufferRegistry, deadline: Deadline) -> None:
         self._registry = registry
+        #: Where entries that are taken at once are received, each over the one before: it stays in the core's cache.
+        self._lent = bytearray()
         super().__init__(connection, grant, deadline)
 
     @classmethod
@@ -120,9 +121,15 @@ class TcpSession(Session):
                 _judge(slot, view, sum_)
                 index += 1
                 continue
+            if slot.taker is not None:
+                view = self._lendable(slot.room_bytes)[:size]
+                self._connection.read_into(view, deadline)
+                _judge(slot, view, sum_)
+                index += 1
+                continue
             # Entries that bring no buffer share one piece of memory while they are small.
             end, total_bytes = index + 1, size
-            while end < len(hits) and hits[end][0].buffer is None and total_bytes + hits[end][1] <= _GATHER_BYTES:
+            while end < len(hits) and _is_loose(hits[end][0]) and total_bytes + hits[end][1] <= _GATHER_BYTES:
                 total_bytes += hits[end][1]
                 end += 1
             data, offset = memoryview(self._connection.read_exactly(total_bytes, deadline)), 0
@@ -131,6 +138,16 @@ class TcpSession(Session):
                 offset += size
             index = end
 
+    def _lendable(self, room_bytes: int) -> memoryview:
+        if len(self._lent) < room_bytes:
+            self._lent = bytearray(room_bytes)
+        return memoryview(self._lent)
+
+
+def _is_loose(slot: GetSlot) -> bool:
+    """Whether an entry's bytes get memory of their own."""
+    return slot.buffer is None and slot.taker is None
+
 
 def _judge(slot: GetSlot, view: memoryview, sum_: int) -> None:
-    slot.result = Hit(view) if checksum(view) == sum_ else corrupted("the transfer")
+    slot.result = slot.hit(view) if checksum(view) == sum_ else corrupted("the transfer")

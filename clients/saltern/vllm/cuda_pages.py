@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 
@@ -38,6 +38,8 @@ class CudaPages:
         groups: the layers of each group, in the order in which an entry holds them: where each lies, and its tensor.
         device: of the tensors, which must live as long as this.
     """
+
+    in_host_memory: ClassVar[bool] = False
 
     def __init__(self, groups: Sequence[Sequence[tuple[Region, Any]]], device: Any) -> None:
         self._device = device

@@ -47,11 +47,12 @@ class ConnectorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         save_generated: whether blocks with generated tokens are stored, too: the next turn finds them.
         lookup_deadline_ms: after this long a lookup is a miss.
         lookup_wait_ms: how long one scheduler step waits for lookups in all; then the request is asked for again.
-        load_deadline_ms: for each batch of a load (``load_staging_bytes`` at most); then the rest is recomputed.
+        load_deadline_ms: for each batch of a load (64 MiB, or 16 MiB through a staging area); then the rest is
+            recomputed.
         save_deadline_ms: for each batch that is stored.
         load_threads: requests that are loaded at the same time by each worker.
-        load_staging_bytes, save_staging_bytes: host memory of each worker. What does not fit when a step ends is not
-            stored, and counted.
+        load_staging_bytes: host memory of each worker that loads go through where the engine's cache is on a device.
+        save_staging_bytes: host memory of each worker. What does not fit when a step ends is not stored, and counted.
         open_wait_ms: how long the engine's start waits for the control plane and the digest of the weights.
         strict_start: a start without a usable remote cache fails, instead of going on without one.
         weights_digest: names the weights, instead of a digest of their files; two engines that say the same must have

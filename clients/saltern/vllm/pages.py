@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from saltern.transport.memory import RegisteredBuffer
@@ -39,7 +39,13 @@ class Move(NamedTuple):
 
 
 class Pages(Protocol):
-    """The pages of one worker."""
+    """The pages of one worker.
+
+    Attributes:
+        in_host_memory: whether any host memory will do to copy from; else only what was pinned is quick.
+    """
+
+    in_host_memory: ClassVar[bool]
 
     @property
     def entry_bytes(self) -> Sequence[int]:
@@ -85,6 +91,8 @@ class HostPages:
     Args:
         groups: the layers of each group, in the order in which an entry holds them.
     """
+
+    in_host_memory: ClassVar[bool] = True
 
     def __init__(self, groups: Sequence[Sequence[Region]]) -> None:
         self._groups = [list(regions) for regions in groups]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from saltern.vllm.chains import WorkerChains
 from saltern.vllm.clients_in_use import ClientsInUse
+from saltern.vllm.landing import HotLanding, Landing, StagedLanding
 from saltern.vllm.layout import ChainLayout
 from saltern.vllm.loads import Loads
 from saltern.vllm.metadata import LoadJob, StepWork
@@ -52,25 +53,27 @@ class WorkerSide:
         stores: bool,
     ) -> None:
         slot_bytes, shared = max(pages.entry_bytes), options.transport != "tcp"
+        threads = options.load_threads if options.load == "async" else 0
         self._pages = pages
-        self._load_staging = StagingArea(slot_bytes, options.load_staging_bytes, shared=shared)
-        self._save_staging = StagingArea(slot_bytes, options.save_staging_bytes, shared=shared)
-        buffers = [self._load_staging.buffer, self._save_staging.buffer]
+        save_staging = StagingArea(slot_bytes, options.save_staging_bytes, shared=shared)
+        self._stagings = [save_staging]
+        landing: Landing
+        if pages.in_host_memory:
+            landing = HotLanding(pages, tally, deadline_ms=options.load_deadline_ms)
+        else:
+            load_staging = StagingArea(slot_bytes, options.load_staging_bytes, shared=shared)
+            self._stagings.append(load_staging)
+            landing = StagedLanding(pages, load_staging, tally, deadline_ms=options.load_deadline_ms, threads=threads)
+        buffers = [staging.buffer for staging in self._stagings]
         for buffer in buffers:
             pages.pin(buffer)
         clients = ClientsInUse(tenancy, layout, slot_bytes, buffers)
         self._chains = WorkerChains(layout)
         self._loads = Loads(
-            clients,
-            pages,
-            self._load_staging,
-            tally,
-            shard=shard,
-            deadline_ms=options.load_deadline_ms,
-            threads=options.load_threads if options.load == "async" else 0,
+            clients, pages, landing, tally, shard=shard, deadline_ms=options.load_deadline_ms, threads=threads
         )
         self._saves = (
-            Saves(clients, pages, self._save_staging, tally, shard=shard, deadline_ms=options.save_deadline_ms)
+            Saves(clients, pages, save_staging, tally, shard=shard, deadline_ms=options.save_deadline_ms)
             if stores and options.save
             else None
         )
@@ -111,9 +114,9 @@ class WorkerSide:
         if self._saves is not None:
             self._saves.close()
         self._loads.close()
-        self._pages.close()
-        self._load_staging.close()
-        self._save_staging.close()
+        self._pages.close()  # before the memory goes that a device was told of
+        for staging in self._stagings:
+            staging.close()
 
 
 class NoLoads:

@@ -78,12 +78,19 @@ class OneClient:
         """The test closes it."""
 
 
+class StagedPages(HostPages):
+    """Pages that are loaded through the staging area, as a device's are."""
+
+    in_host_memory = False
+
+
 @dataclass
 class EngineMemory:
     """Cache tensors of one rank: groups of layers of pages."""
 
     blocks: int = 64
     layers: Sequence[int] = (2,)
+    kind: type[HostPages] = HostPages
     buffers: list[list[RegisteredBuffer]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -92,7 +99,7 @@ class EngineMemory:
 
     @property
     def pages(self) -> HostPages:
-        return HostPages(
+        return self.kind(
             [
                 [Region(address_of(buffer.view), PAGE_BYTES, PAGE_BYTES, self.blocks) for buffer in group]
                 for group in self.buffers

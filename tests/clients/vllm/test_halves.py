@@ -10,9 +10,10 @@ import pytest
 
 from saltern.client import Client
 from saltern.vllm.layout import ChainLayout
+from saltern.vllm.pages import HostPages
 from saltern.vllm.scheduling import SchedulingRules
 from saltern.vllm.tenancy import Ticket
-from tests.clients.vllm.halves import BLOCK_TOKENS, EngineMemory, Halves, Request, engine
+from tests.clients.vllm.halves import BLOCK_TOKENS, EngineMemory, Halves, Request, StagedPages, engine
 from tests.support.static_node import MIB, StaticNode, static_node, tenant_policy
 
 
@@ -42,15 +43,18 @@ def _serve(halves: Halves, request: Request) -> None:
     halves.scheduler.arrived(request)
 
 
+@pytest.mark.parametrize("pages", [HostPages, StagedPages])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_what_one_engine_has_computed_another_one_loads(node: StaticNode, transport: str) -> None:
-    request = _request("r", 5, seed=ord(transport[0]))
+def test_what_one_engine_has_computed_another_one_loads(
+    node: StaticNode, transport: str, pages: type[HostPages]
+) -> None:
+    request = _request("r", 5, seed=ord(transport[0]) + ord(pages.__name__[0]))
     with engine(node, transport=transport) as first:
         _serve(first, request)
         _compute(first, request, [7, 3, 9, 1, 4, 8])
         stored = [first.memory.read(0, block_id) for block_id in [7, 3, 9, 1, 4]]
         assert first.tally.take()["save_blocks"] == 5
-    with engine(node, transport=transport) as second:
+    with engine(node, transport=transport, memory=EngineMemory(kind=pages)) as second:
         again = replace(request, request_id="again")
         _serve(second, again)
         assert second.matched(again) == (5 * BLOCK_TOKENS, True)
@@ -140,7 +144,7 @@ def test_a_load_larger_than_the_staging_area_goes_in_pieces(node: StaticNode) ->
         _serve(first, request)
         _compute(first, request, list(range(1, 11)))
         stored = [first.memory.read(0, block_id) for block_id in range(1, 10)]
-    with engine(node, load_staging_bytes=4096) as second:  # four slots
+    with engine(node, memory=EngineMemory(kind=StagedPages), load_staging_bytes=4096) as second:  # four slots
         again = replace(request, request_id="again")
         _serve(second, again)
         assert second.matched(again)[0] == 9 * BLOCK_TOKENS

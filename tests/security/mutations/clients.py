@@ -14,7 +14,9 @@ FAULTS: Final = (
         "wrong bytes served",
         (
             Edit(
-                "clients/saltern/transport/tcp.py", "Hit(view) if checksum(view) == sum_ else", "Hit(view) if sum_ else"
+                "clients/saltern/transport/tcp.py",
+                "slot.hit(view) if checksum(view) == sum_ else",
+                "slot.hit(view) if sum_ else",
             ),
         ),
         (f"{_SDK}/test_i10_faults.py::test_i7_wrong_bytes_are_never_a_hit",),
