@@ -66,15 +66,21 @@ def node_process(
     An exception that leaves the block tells in a note how the node fares and what it said last.
     """
     key = "" if signing_key is None else signing_key.private_bytes_raw().hex()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [
         *(sys.executable, __file__, str(dram_bytes), str(limit_bytes or dram_bytes), str(arena_dir or "")),
         *(node_id, str(port), key),
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (
+        tempfile.TemporaryDirectory(prefix="saltern-test-") as folder,  # a node that is killed cleans up nothing
         tempfile.TemporaryFile() as log,
         subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            command,
+            env=environment | {"TMPDIR": folder},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
         ) as process,
     ):
         assert process.stdout is not None and process.stdin is not None
