@@ -34,6 +34,7 @@ def check_instant(control: ControlPlane, processes: Iterable[Process], now_ms: i
         superseded_ms = control.version_times.get(version + 1, now_ms)
         stale_ms = now_ms - superseded_ms
         assert stale_ms <= POLICY_AGE_MAX_MS * _CLOCK_SLACK, f"I9: {process.node} serves a policy {stale_ms} ms stale"
+        _check_sharing(control, process, now_ms, holds_a_lease=process in growing)
         if process in growing:
             assert version >= control.waited_version, (
                 f"waited: {process.node} shares and grows by {version} after {control.waited_version} was everywhere"
@@ -52,6 +53,24 @@ def check_instant(control: ControlPlane, processes: Iterable[Process], now_ms: i
             process.residue[tenant] = used_bytes
 
 
+def _check_sharing(control: ControlPlane, process: Process, now_ms: int, *, holds_a_lease: bool) -> None:
+    """I2, I12: who reads a peer is in touch, and both are in the group, or were and nobody was told otherwise."""
+    if process.readers_of_peers(now_ms):
+        assert holds_a_lease, f"I2: {process.node} shares after its lease"
+        assert control.was_shared_since(control.waited_version), f"I2: {process.node} shares after all left and waited"
+        # The bound for whoever does not wait: that of any policy.
+        version = max((at for at, ms in control.version_times.items() if ms <= _oldest_ms(now_ms)), default=0)
+        assert control.was_shared_since(version), f"I2: {process.node} shares past the bound"
+    for tenant, owner in process.core._pool.tenants.items():
+        rules = process.rules.get(tenant)
+        epochs = {partition.epoch for partition in owner.partitions if partition.group_uid}
+        assert rules is None or epochs <= {rules.group_epoch}, f"I12: {process.node} keeps {tenant}'s of {epochs}"
+
+
+def _oldest_ms(now_ms: int) -> float:
+    return now_ms - POLICY_AGE_MAX_MS * _CLOCK_SLACK
+
+
 def check_healed(control: ControlPlane, processes: Iterable[Process], now_ms: int) -> None:
     """Liveness: without faults the whole quota is granted, settled and in force again."""
     processes = [process for process in processes if process.is_alive]
@@ -59,6 +78,12 @@ def check_healed(control: ControlPlane, processes: Iterable[Process], now_ms: in
         version = process.core.policy.version
         assert version == control.version, f"liveness: {process.node} goes by {version} of {control.version}"
         assert process.may_grow(now_ms), f"liveness: {process.node} has no lease"
+        for tenant in control.members:
+            process.open_group(tenant, now_ms)
+        sharing = set(control.members) if len(control.members) > 1 else set()
+        assert process.readers_of_peers(now_ms) == sharing, (
+            f"liveness: {process.node} does not share as {sharing} agreed"
+        )
     for tenant, quota in control.quotas.items():
         granted = sum(holding.granted_bytes for holding in control.holdings[tenant].values())
         assert granted == quota, f"liveness: {granted} of {quota} of {tenant} are granted"

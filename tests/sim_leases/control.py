@@ -38,10 +38,17 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a policy says of one tenant: its share on one node, and which of its tokens are good."""
+    """What a policy says of one tenant: its share on one node, which of its tokens are good, with whom it shares.
+
+    Attributes:
+        group_epoch: of the sharing group that it is a member of; 0 for none.
+        peers: the other members.
+    """
 
     share: int
     min_issue_time_s: int
+    group_epoch: int = 0
+    peers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,9 @@ class ControlPlane:
         followed_version: leases of tenants that were changed by name have followed up to here.
         min_issue_times_s: by tenant; each revocation raises one.
         composed: every policy that there was, by node and version.
+        members: of the one sharing group that there is, the owner first; nobody shares with itself alone.
+        group_epoch: of that group's salt; whoever leaves ends it.
+        shared: from which version on two or more were in the group, and from which on no more.
         waited_version: of the newest change of which somebody was told that it is in force everywhere.
     """
 
@@ -83,6 +93,9 @@ class ControlPlane:
     changes: dict[int, str | None] = field(default_factory=dict)
     min_issue_times_s: dict[str, int] = field(default_factory=dict)
     composed: dict[tuple[NodeId, int], dict[str, Rules]] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+    group_epoch: int = 1
+    shared: list[tuple[int, bool]] = field(default_factory=list)
     waited_version: int = 0
     true_now_ms: int = 0
     followed_version: int = 1
@@ -139,6 +152,8 @@ class ControlPlane:
             tenant: Rules(
                 0 if waits else min(self.quotas[tenant], held.get(node, NOTHING).granted_bytes),
                 self.min_issue_times_s.get(tenant, 0),
+                self.group_epoch if tenant in self.members else 0,
+                tuple(member for member in self.members if tenant in self.members and member != tenant),
             )
             for tenant, held in self.holdings.items()
         }
@@ -158,6 +173,29 @@ class ControlPlane:
         version = self.bump(tenant)
         self.min_issue_times_s[tenant] = version
         return version
+
+    def join(self, tenant: str) -> None:
+        """The tenant accepts: from this version on it and those who are in the group read each other."""
+        self.members = (*self.members, tenant)
+        self._group_changed(self.members)
+
+    def leave(self, tenant: str) -> int:
+        """The tenant leaves, and the group's salt with it; returns the version to wait for."""
+        before, self.members = self.members, tuple(member for member in self.members if member != tenant)
+        self.group_epoch += 1
+        return self._group_changed(before)
+
+    def _group_changed(self, concerned: tuple[str, ...]) -> int:
+        """One transaction, which names each tenant whose part of the policy it changes."""
+        for tenant in concerned:
+            self.bump(tenant)
+        self.shared.append((self.version, len(self.members) > 1))
+        return self.version
+
+    def was_shared_since(self, version: int) -> bool:
+        """Whether two were in the group when ``version`` was the newest, or at any time since."""
+        before = [is_shared for at, is_shared in self.shared if at <= version][-1:]
+        return any(before) or any(is_shared for at, is_shared in self.shared if at > version)
 
     def is_everywhere(self, version: int, now_ms: int) -> bool:
         """Whether a wait for ``version`` returns."""

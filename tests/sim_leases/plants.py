@@ -44,6 +44,36 @@ def _nobody_is_late(original: Any) -> Any:
     return reach
 
 
+def _without_the_lease(original: Any) -> Any:
+    def peers(policies: PolicyInForce, partition: Any, now_ns: int) -> Any:
+        return original(policies, partition, min(now_ns, policies.stops_ns - 1))
+
+    return peers
+
+
+@contextmanager
+def _judge_a_session_once() -> Iterator[None]:
+    """What a session of a group may read is looked up as it is opened, and never again."""
+    first: dict[Any, Any] = {}
+
+    def peers_as_they_were(original: Any) -> Any:
+        def peers(policies: PolicyInForce, partition: Any, now_ns: int) -> Any:
+            found = original(policies, partition, now_ns)
+            return (
+                first.setdefault((id(policies), partition), found)
+                if found
+                else first.get((id(policies), partition), ())
+            )
+
+        return peers
+
+    def access_as_it_was(original: Any) -> Any:
+        return lambda core, partition: None if partition.group_uid else original(core, partition)
+
+    with _patch(PolicyInForce, "peers", peers_as_they_were), _patch(CacheCore, "check_access", access_as_it_was):
+        yield
+
+
 #: What is broken, by name.
 PLANTS: Final[dict[str, Callable[[], Any]]] = {
     "grow-before-shrunk": lambda: _patch(
@@ -121,6 +151,8 @@ PLANTS: Final[dict[str, Callable[[], Any]]] = {
         lambda original: lambda control, base_version: original(control, min(base_version + 1, control.version)),
     ),
     "keep-what-is-lost": lambda: _patch(lease_terms, "due", lambda _: lambda nodes, now_ms: lease_terms.Due()),
+    "share-without-a-lease": lambda: _patch(PolicyInForce, "peers", _without_the_lease),
+    "judge-a-session-once": _judge_a_session_once,
     "leave-it-unmoved": lambda: _patch(
         ControlPlane,
         "lease",

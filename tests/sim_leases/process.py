@@ -14,17 +14,18 @@ from dataplane.core.entry import PutTicket
 from dataplane.core.extents import GRANULE_BYTES
 from dataplane.core.in_touch import InTouch
 from dataplane.core.lease import Lease
+from dataplane.core.partition import Partition
 from saltern.errors import FailedPreconditionError
 from saltern.keys import BlockKey
 from saltern.names import NamespaceId, NodeId, TenantId
 from tenants import policy_delta
-from tenants.policy import NamespacePolicy, NodePolicy, TenantPolicy, TenantState
+from tenants.policy import GroupPeer, GroupPolicy, NamespacePolicy, NodePolicy, TenantPolicy, TenantState
 from tenants.policy_delta import PolicyDelta
 from tenants.quota import Tier, TierQuota
 from tests.sim_leases.control import LEASE_MS, Delta, Rules, Snapshot
 
 POLICY_AGE_MAX_MS = 90_000
-_NAMESPACE = NamespaceId("ns")
+_NAMESPACE, _GROUP = NamespaceId("ns"), "group"
 _MS_NS = 1_000_000
 
 
@@ -51,6 +52,7 @@ class Process:
         is_cut_off: nothing travels between it and the control plane.
         is_paused: it does nothing at all, and its clock runs on (SIGSTOP).
         residue: what it held when its lease ran out, by tenant, until it has settled a policy with a lease again.
+        group_sessions: of the sharing group, of whichever epoch they were opened for.
         stream: number of the policy stream it listens to; messages of an earlier one are lost.
         stalled_stream: of a stream that brings nothing any more, without having ended.
     """
@@ -72,6 +74,7 @@ class Process:
     stalled_stream: int = -1
     residue: dict[str, int] = field(default_factory=dict)
     tickets: list[PutTicket] = field(default_factory=list)
+    group_sessions: dict[Partition, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.core = CacheCore(self.capacity_bytes)
@@ -130,7 +133,11 @@ class Process:
     def rules(self) -> dict[str, Rules]:
         """What it goes by."""
         return {
-            tenant: Rules(policy.tiers[Tier.DRAM].limit_bytes, policy.min_issue_time_s)
+            tenant: Rules(
+                policy.tiers[Tier.DRAM].limit_bytes,
+                policy.min_issue_time_s,
+                *_sharing_of(policy.namespaces[_NAMESPACE]),
+            )
             for tenant, policy in self.core.policy.tenants.items()
         }
 
@@ -172,6 +179,34 @@ class Process:
             self.tickets.append(started)
         return isinstance(started, PutTicket)
 
+    def open_group(self, tenant: str, true_ms: float) -> None:
+        """Open a session of the tenant's sharing group, if it is in one, and store something; sessions stay open."""
+        rules = self.core.policy.tenants.get(TenantId(tenant))
+        epochs = rules.namespaces[_NAMESPACE].epochs_of(_GROUP) if rules else ()
+        if not epochs:
+            return
+        partition = open_partition(
+            self.core.policy,
+            claims_tenant=TenantId(tenant),
+            claims_namespace=_NAMESPACE,
+            requested_namespace=_NAMESPACE,
+            epoch=epochs[-1],
+            group_uid=_GROUP,
+        )
+        self.group_sessions[partition] = None
+        started = self.core.put_start(partition, BlockKey(b"g" * 32), GRANULE_BYTES, self.now_ns(true_ms))
+        if isinstance(started, PutTicket):
+            self.core.put_commit(started, 0, self.now_ns(true_ms))
+
+    def readers_of_peers(self, true_ms: float) -> set[str]:
+        """Tenants of whose open sessions one would be given what a peer has stored, were it to ask now."""
+        now_ns = self.now_ns(true_ms)
+        return {
+            partition.tenant
+            for partition in self.group_sessions
+            if self.core.check_access(partition) is None and len(self.core.sources(partition, now_ns)) > 1
+        }
+
     def put_end(self, number: int, true_ms: float) -> None:
         """End one of the transfers in progress."""
         if self.tickets:
@@ -206,8 +241,19 @@ def rules_of(tenants: dict[str, Rules]) -> dict[TenantId, TenantPolicy]:
         TenantId(tenant): TenantPolicy(
             TenantState.ACTIVE,
             {Tier.DRAM: TierQuota(0, rules.share)},
-            {_NAMESPACE: NamespacePolicy("uid", GRANULE_BYTES, (1,))},
+            {_NAMESPACE: _namespace_of(tenant, rules)},
             min_issue_time_s=rules.min_issue_time_s,
         )
         for tenant, rules in tenants.items()
     }
+
+
+def _namespace_of(tenant: str, rules: Rules) -> NamespacePolicy:
+    peers = tuple(GroupPeer(TenantId(peer), _NAMESPACE, f"uid-{peer}") for peer in rules.peers)
+    groups = {_GROUP: GroupPolicy((rules.group_epoch,), peers)} if rules.group_epoch else {}
+    return NamespacePolicy(f"uid-{tenant}", GRANULE_BYTES, (1,), groups=groups)
+
+
+def _sharing_of(namespace: NamespacePolicy) -> tuple[int, tuple[str, ...]]:
+    group = namespace.groups.get(_GROUP)
+    return (0, ()) if group is None else (group.epochs[-1], tuple(peer.tenant for peer in group.peers))

@@ -18,6 +18,8 @@ from tests.sim_leases.process import Folder, Process
 REPORT_MS = 2_000
 TICK_MS = 1_000
 TRAFFIC_MS = 500
+#: About so often somebody joins the sharing group or leaves it.
+SHARING_MS = 9_000
 #: What the clocks of two replicas may differ at most, in each direction.
 REPLICA_SKEW_MS = 2_000
 #: Faults end at this time, and everything has to be as it should be after ``HEALING_MS`` more.
@@ -65,6 +67,10 @@ class World:
             self._every(TICK_MS, "tick", lambda number=number: self._tick(number))  # type: ignore[misc]
         self._every(TRAFFIC_MS, "traffic", self._traffic)
         self._at(self.random.randint(1, 8_000), "fault", self._fault)
+        # Every other world: who shares has more changes of policy, which is another mix.
+        if seed % 2:
+            self.control.join(_TENANTS[0])
+            self._every(SHARING_MS, "sharing", self._share)
 
     def run(self) -> Result:
         """Play it to its end or to the first rule that does not hold."""
@@ -313,6 +319,9 @@ class World:
     def _traffic(self) -> None:
         for process in self.processes:
             if process.is_serving(self.now_ms) and not process.is_paused:
+                for tenant in self.control.members:
+                    process.open_group(tenant, self.now_ms)
+                self.result.done["peers read"] += bool(process.readers_of_peers(self.now_ms))
                 for _ in range(3):
                     process.put_start(self.random.choice(_TENANTS), self.random.randrange(_PUT_KEYS), self.now_ms)
                 while len(process.tickets) > (0 if self._is_calm else 4) or self.random.random() < 0.5:
@@ -406,8 +415,24 @@ class World:
     def _revoke(self, tenant: str) -> None:
         """Revoke, and wait until that is in force everywhere; from then on nobody may go by what was before."""
         version = self.control.revoke(tenant)
-        until_ms = self.now_ms + self.random.choice([5_000, 60_000])
         self._note(f"tokens of {tenant} revoked with {version}")
+        self._wait_for(version)
+
+    def _share(self) -> None:
+        """The second tenant joins the group of the first one, or leaves it and waits until no node shares (I2)."""
+        if self._is_calm or self.random.random() < 0.3:
+            return
+        guest = _TENANTS[1]
+        if guest not in self.control.members:
+            self.control.join(guest)
+            self._note(f"{guest} joins the group with {self.control.version}")
+            return
+        version = self.control.leave(guest)
+        self._note(f"{guest} leaves the group with {version}")
+        self._wait_for(version)
+
+    def _wait_for(self, version: int) -> None:
+        until_ms = self.now_ms + self.random.choice([5_000, 60_000])
 
         def look() -> None:
             skew_ms = self._replica()
