@@ -31,6 +31,11 @@ def report_facts(report: ReplayReport) -> list[tuple[str, str]]:
     for assumed in report.assumptions:
         source = f" [{assumed.source}]" if assumed.source else ""
         facts.append((assumed.name, f"{assumed.value}{source}"))
+    for result in report.columns:
+        limit = None if result.measures is None else result.measures.limit(result.driver_cpu_s)
+        if limit is not None and result.measures is not None:
+            took = f"nodes took {result.measures.node_cpu_s:.2f} s of CPU, the driver {result.driver_cpu_s:.2f} s"
+            facts.append((f"limit, {result.column}", f"{limit}: {took}"))
     compared = (
         f"infinite {cell(references.infinite_hit_rate, Unit.RATE)}, when warm "
         f"{cell(references.infinite_warm_hit_rate, Unit.RATE)}, OPT {cell(references.opt_hit_rate, Unit.RATE)} in "

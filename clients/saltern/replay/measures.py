@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
+
+
+class Limit(StrEnum):
+    """Whose CPU a measured replay waits for first."""
+
+    NODES = "nodes"  #: each of them took more of it than the driver
+    TOGETHER = "nodes, where they share CPUs"  #: all of them together did, and each less
+    DRIVER = "driver"  #: it took more than all nodes: its own speed is what was measured
 
 
 class Measures(msgspec.Struct, rename="camel", kw_only=True):
@@ -11,6 +21,7 @@ class Measures(msgspec.Struct, rename="camel", kw_only=True):
     Attributes:
         wall_s: that driving took, without starting and stopping nodes.
         node_cpu_s: of all node processes together meanwhile.
+        nodes: how many there were.
         block_bytes: that stood for one block; what is charged to a tenant for it is that in whole granules.
         bytes_scale: bytes of the model's own block for each of these.
         read_calls, write_calls: prompts that were read from nodes, and stored there; each is one batch.
@@ -24,6 +35,7 @@ class Measures(msgspec.Struct, rename="camel", kw_only=True):
 
     wall_s: float = 0.0
     node_cpu_s: float = 0.0
+    nodes: int = 0
     block_bytes: int = 0
     bytes_scale: float = 1.0
     read_calls: int = 0
@@ -37,6 +49,18 @@ class Measures(msgspec.Struct, rename="camel", kw_only=True):
         """Of the CPU seconds of driver and nodes together."""
         all_s = driver_cpu_s + self.node_cpu_s
         return driver_cpu_s / all_s if all_s else None
+
+    def limit(self, driver_cpu_s: float) -> Limit | None:
+        """What would end a faster run first, by CPU seconds; None without nodes.
+
+        With a CPU for each process it is whoever took most, the driver or a node; on fewer, such as nodes that share a
+        machine, it is what nodes took together.
+        """
+        if not self.nodes:
+            return None
+        if driver_cpu_s >= self.node_cpu_s:
+            return Limit.DRIVER
+        return Limit.NODES if self.node_cpu_s / self.nodes > driver_cpu_s else Limit.TOGETHER
 
     def driver_busy(self, driver_cpu_s: float) -> float | None:
         """Of the time: near 1 the driver has no more to give, and its own speed is what is measured."""

@@ -25,6 +25,7 @@ from saltern.errors import InvalidArgumentError, ResourceExhaustedError
 from saltern.replay.measured.calls import Payloads
 from saltern.replay.measured.engine import MeasuredEngine
 from saltern.replay.measured.options import MeasuredOptions, Scale
+from saltern.replay.measures import Limit, Measures
 from saltern.replay.profiles import HardwareProfile, ModelProfile
 from saltern.replay.results import Column, ColumnResult, decode_report
 from saltern.replay.room import Room
@@ -126,6 +127,7 @@ def test_with_several_calls_in_flight_what_fits_is_hit_alike(tmp_path: Path, tem
     ((simulated, measured),) = both(trace, setup, [Column.SHARED], MeasuredOptions(in_flight=4))
     assert measured.measures is not None
     assert (measured.measures.failed_blocks, measured.measures.wrong_blocks) == (0, 0)
+    assert measured.measures.nodes == 1 and measured.measures.limit(measured.driver_cpu_s) is not None
     assert {name: tenant.hit_tokens for name, tenant in measured.tenants.items()} == {
         name: tenant.hit_tokens for name, tenant in simulated.tenants.items()
     }
@@ -156,7 +158,7 @@ def test_interrupted_it_prints_what_is_known_and_leaves_nothing_running(tmp_path
             raise
     assert process.returncode == 130, said
     assert "NOT COMPLETE" in shown and "SHARED (PART)" in shown and "MEASURED" in shown
-    assert "CPU of the driver" in shown and "CPU of the nodes" in shown
+    assert "CPU of the driver" in shown and "CPU of the nodes" in shown and "limit, shared" in shown
     assert "SIMULATED" not in shown
     found = decode_report(report.read_bytes())
     assert not found.complete and found.ended == "interrupted"
@@ -207,6 +209,17 @@ def test_blocks_are_scaled_and_as_many_as_the_setup_has() -> None:
     with pytest.raises(ResourceExhaustedError, match="may be taken here") as caught:
         Scale.of(Room(2**30, 10_000_000, 1024), 2**30)
     assert "--block-bytes" in caught.value.hint
+
+
+def test_it_says_whose_cpu_is_the_limit() -> None:
+    def limit(*, nodes: int, node_cpu_s: float, driver_cpu_s: float) -> Limit | None:
+        return Measures(nodes=nodes, node_cpu_s=node_cpu_s).limit(driver_cpu_s)
+
+    assert limit(nodes=1, node_cpu_s=2.0, driver_cpu_s=1.0) is Limit.NODES
+    assert limit(nodes=2, node_cpu_s=3.0, driver_cpu_s=1.0) is Limit.NODES, "1.5 s each"
+    assert limit(nodes=4, node_cpu_s=2.0, driver_cpu_s=1.0) is Limit.TOGETHER, "0.5 s each"
+    assert limit(nodes=1, node_cpu_s=1.0, driver_cpu_s=1.0) is Limit.DRIVER
+    assert limit(nodes=0, node_cpu_s=0.0, driver_cpu_s=1.0) is None
 
 
 def test_every_block_has_bytes_that_no_other_is_taken_for() -> None:

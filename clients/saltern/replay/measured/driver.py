@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from heapq import heappop, heappush
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from saltern.replay.arrivals import Arrivals
@@ -117,6 +117,8 @@ class Driver:
         self._pool = ThreadPoolExecutor(len(rooms), "saltern-replay") if len(rooms) > 1 else None
         self._reading: dict[Future[Read], _Work] = {}
         self._storing: dict[Future[Wrote], _Storing] = {}
+        #: Calls that are over and not taken yet, each once.
+        self._over: SimpleQueue[Future[Any]] = SimpleQueue()
         self._on_the_way: dict[tuple[str, int], Future[Wrote]] = {}
         self._began_s = 0.0
         self.now_s = 0.0
@@ -297,22 +299,31 @@ class Driver:
         if self._pool is None:
             done: Future[_T] = Future()
             done.set_result(call(*arguments))
+            self._over.put(done)
             return done
         while len(self._reading) + len(self._storing) >= self._in_flight:
             self._wait_for_calls()
-        return self._pool.submit(call, *arguments)
+        begun = self._pool.submit(call, *arguments)
+        begun.add_done_callback(self._over.put)
+        return begun
 
     def _wait_for_calls(self, timeout_s: float | None = None) -> None:
         """Wait for a call in flight, and take what is over."""
-        calls: list[Future[Any]] = [*self._reading, *self._storing]
-        over, _ = wait(calls, timeout_s, FIRST_COMPLETED)
-        for call in over:
-            if call in self._storing:
-                self._take_stored(cast("Future[Wrote]", call))
-            else:
-                work = self._reading.pop(cast("Future[Read]", call))
-                work.read = cast("Read", call.result())
-                self._settle(work)
+        try:
+            call = self._over.get(timeout=timeout_s)
+            while True:
+                self._take(call)
+                call = self._over.get_nowait()
+        except Empty:
+            return
+
+    def _take(self, call: Future[Any]) -> None:
+        work = self._reading.pop(call, None)
+        if work is not None:
+            work.read = cast("Read", call.result())
+            self._settle(work)
+        elif call in self._storing:  # else it was over as it began, and was taken then
+            self._take_stored(call)
 
     def _quiesce(self) -> None:
         """Wait until no call is in flight."""

@@ -251,6 +251,7 @@ class _Run:
         if served is not None and books is not None:
             driver.measures.block_bytes = served.scale.block_bytes
             driver.measures.bytes_scale = served.scale.bytes_scale
+            driver.measures.nodes = len(served.cluster.nodes)
             driver.fail(self._failures(column, served, driver))
             books.begin()
         self._cpu.begin()
