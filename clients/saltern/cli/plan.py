@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from saltern.cli.interrupts import terminated_as_interrupted
 from saltern.cli.parameters import SizeParameter
 from saltern.cli.replay import traces_of
+from saltern.cli.replay_options import FILE, engines_option, html_option, profile_options, profiles_of, traffic_options
 from saltern.cli.report_file import write_report
 from saltern.cli.settings import Command, settings_of
 
 # The engine and the loaders are imported when the command runs, so that help is quick.
 if TYPE_CHECKING:
     from saltern.replay.setup import ReplaySetup
-
-_FILE = click.Path(path_type=Path)
 
 
 @click.command("plan", cls=Command)
@@ -41,10 +41,8 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--budget", type=click.FloatRange(0, min_open=True), metavar="USD", help="Target: what the store may cost an hour."
 )
-@click.option("--model", default="llama-3-70b", show_default=True, metavar="NAME", help="Model profile.")
-@click.option("--hardware", default="8xa800", show_default=True, metavar="NAME", help="Profile of one engine.")
-@click.option("--profile", "profiles", multiple=True, type=_FILE, help="JSON file of profiles of your own.")
-@click.option("--engines", type=click.IntRange(1), default=8, show_default=True, help="Model replicas.")
+@profile_options
+@engines_option
 @click.option(
     "--node-memory", type=SizeParameter(), default="1TiB", show_default=True, help="The most that one node may have."
 )
@@ -59,12 +57,10 @@ _FILE = click.Path(path_type=Path)
     metavar="SHARE",
     help="Of blocks to make curves of, where a trace has more than memory holds.",
 )
-@click.option("--requests", type=click.IntRange(1), metavar="N", help="The first N requests only.")
-@click.option("--block-tokens", type=click.IntRange(1, 1_048_576), metavar="N", help="Block size of all of it.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn by chance.")
-@click.option("--json", "json_file", type=_FILE, help="Write the plan here.")
-@click.option("--csv", "csv_file", type=_FILE, help="Write the curves here, one point on each line.")
-@click.option("--html", "html_file", type=_FILE, help="Write one page here that needs no network.")
+@traffic_options
+@click.option("--json", "json_file", type=FILE, help="Write the plan here.")
+@click.option("--csv", "csv_file", type=FILE, help="Write the curves here, one point on each line.")
+@html_option
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -93,13 +89,13 @@ def plan(
 
     The suggestion is simulated before it is made: both the predicted and the simulated hit rate are told, and where
     the target cannot be reached, why. All targets that are named must hold. A TRACE is as for `saltern replay`.
+    Ctrl-C prints what is known so far.
     """
     from saltern.cli import plan_tables
     from saltern.replay.engines import find_engine
     from saltern.replay.html.plan_page import plan_page
     from saltern.replay.plan import make_plan
     from saltern.replay.plan_results import PlanTarget, encode_plan, plan_csv
-    from saltern.replay.profiles import builtin_profiles, read_profiles
     from saltern.replay.results import EngineKind
     from saltern.replay.setup import ReplaySetup
 
@@ -111,9 +107,7 @@ def plan(
         budget_usd_per_hour=budget,
     )
     target.check()
-    known = builtin_profiles()
-    for path in profiles:
-        known = read_profiles(path).over(known)
+    known = profiles_of(profiles)
     base = ReplaySetup(
         model=known.model(model),
         hardware=known.machine(hardware),
@@ -130,7 +124,8 @@ def plan(
 
     engine = find_engine(EngineKind.SIMULATED)
     trace = traces_of(traces, requests=requests, block_tokens=block_tokens, seed=seed)
-    made = make_plan(trace, base, target, engine, progress, sampled=sample)
+    with terminated_as_interrupted():
+        made = make_plan(trace, base, target, engine, progress, sampled=sample)
     progress("")
     if json_file is not None:
         write_report(json_file, encode_plan(made))
@@ -139,6 +134,8 @@ def plan(
     if html_file is not None:
         write_report(html_file, plan_page(made).encode())
     plan_tables.print_plan(settings, made, replay_command(traces, made.setup, requests, block_tokens))
+    if not made.complete:
+        raise KeyboardInterrupt
 
 
 def replay_command(

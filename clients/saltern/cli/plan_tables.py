@@ -19,6 +19,8 @@ def print_plan(settings: Settings, plan: Plan, replay_command: str) -> None:
     if settings.json:
         click.echo(encode_plan(plan).decode(), nl=False)
         return
+    if not plan.complete:
+        click.echo("NOT COMPLETE (interrupted): what follows was known when it ended\n")
     table = Table()
     for name, value in plan_facts(plan):
         table.add(name, value)

@@ -12,6 +12,7 @@ import click
 from saltern.cli.interrupts import terminated_as_interrupted
 from saltern.cli.parameters import SizeParameter
 from saltern.cli.replay_calibrate import calibrate
+from saltern.cli.replay_options import FILE, engines_option, html_option, profile_options, profiles_of, traffic_options
 from saltern.cli.report_file import write_report
 from saltern.cli.settings import Group, settings_of
 from saltern.errors import InvalidArgumentError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from saltern.replay.setup import ReplaySetup, TenantQuota
     from saltern.traces.request import Trace
 
-_FILE = click.Path(path_type=Path)
 _COLUMNS = ("no-cache", "cold", "warm", "shared", "after-restart", "node-lost")
 _RUN = "run"
 _MEASURED_OPTIONS = ("block_bytes", "in_flight", "speed", "transport")
@@ -57,17 +57,15 @@ def replay() -> None:
     help="In virtual time, or on real nodes that are started for it.",
 )
 @click.option("--column", "columns", multiple=True, type=click.Choice(_COLUMNS), help="Only these. [default: all]")
-@click.option("--model", default="llama-3-70b", show_default=True, metavar="NAME", help="Model profile.")
-@click.option("--hardware", default="8xa800", show_default=True, metavar="NAME", help="Profile of one engine.")
-@click.option("--profile", "profiles", multiple=True, type=_FILE, help="JSON file of profiles of your own.")
+@profile_options
 @click.option(
     "--calibrate",
     "calibration",
-    type=_FILE,
+    type=FILE,
     metavar="FILE",
     help="Fit the prefill time model to measured times to first token, see `saltern replay calibrate`.",
 )
-@click.option("--engines", type=click.IntRange(1), default=8, show_default=True, help="Model replicas.")
+@engines_option
 @click.option(
     "--routing",
     type=click.Choice(("round-robin", "session", "prefix")),
@@ -128,9 +126,7 @@ def replay() -> None:
     metavar="S",
     help="How long they are away.",
 )
-@click.option("--requests", type=click.IntRange(1), metavar="N", help="The first N requests only.")
-@click.option("--block-tokens", type=click.IntRange(1, 1_048_576), metavar="N", help="Block size of all of it.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn by chance.")
+@traffic_options
 @click.option(
     "--block-bytes", type=SizeParameter(), help="Measured: bytes that stand for one block, at most its own. [64KiB]"
 )
@@ -144,9 +140,9 @@ def replay() -> None:
 @click.option(
     "--transport", type=click.Choice(("auto", "rdma", "shm", "tcp")), help="Measured: as of the SDK. [default: auto]"
 )
-@click.option("--json", "json_file", type=_FILE, help="Write the report here, for `saltern replay diff`.")
-@click.option("--csv", "csv_file", type=_FILE, help="Write all figures here, one on each line.")
-@click.option("--html", "html_file", type=_FILE, help="Write one page here that needs no network.")
+@click.option("--json", "json_file", type=FILE, help="Write the report here, for `saltern replay diff`.")
+@click.option("--csv", "csv_file", type=FILE, help="Write all figures here, one on each line.")
+@html_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -206,9 +202,9 @@ def run(
 
 
 @replay.command("diff")
-@click.argument("first", type=_FILE, metavar="A.json")
-@click.argument("second", type=_FILE, metavar="B.json")
-@click.option("--html", "html_file", type=_FILE, help="Write one page here that needs no network.")
+@click.argument("first", type=FILE, metavar="A.json")
+@click.argument("second", type=FILE, metavar="B.json")
+@html_option
 @click.option(
     "--across-experiments", is_flag=True, help="Compare reports of other traffic or of another engine all the same."
 )
@@ -304,12 +300,9 @@ def _say(text: str) -> None:
 
 
 def _setup(options: dict[str, Any], seed: int) -> ReplaySetup:
-    from saltern.replay.profiles import builtin_profiles, read_profiles
     from saltern.replay.setup import ReplaySetup, Restart, Routing, Slo, ToolDelays, Use
 
-    profiles = builtin_profiles()
-    for path in options["profiles"]:
-        profiles = read_profiles(path).over(profiles)
+    profiles = profiles_of(options["profiles"])
     model, hardware = profiles.model(options["model"]), profiles.machine(options["hardware"])
     if (calibration := options.get("calibration")) is not None:
         from saltern.replay.calibrate import calibrated

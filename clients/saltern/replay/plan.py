@@ -57,7 +57,7 @@ def make_plan(
     *,
     sampled: float = 1.0,
 ) -> Plan:
-    """Find the least that reaches the target.
+    """Find the least that reaches the target. Ctrl-C once something was simulated ends the search with what is known.
 
     Args:
         base: engines, models, machines; ``node_bytes`` and ``node_ssd_bytes`` are the most that one node may have.
@@ -79,14 +79,23 @@ def make_plan(
     )
     search = _Search(trace, base, target, engine, traffic)
     search.progress = progress
-    chosen, shortfall = search.run()
+    complete = True
+    try:
+        chosen, shortfall = search.run()
+        verdict = _verdict(target, chosen, shortfall)
+    except KeyboardInterrupt:
+        if not search.trials:
+            raise
+        complete = False
+        chosen, shortfall = search.so_far()
+        verdict = f"not finished, interrupted: {shortfall}: {_missed(target, chosen)}"
     return Plan(
         trace=trace_facts(trace, trace.provenance),
         parts=[part_facts(part) for part in trace.provenance.parts],
         program=f"saltern {version('saltern')}",
         target=target,
         reached=not shortfall,
-        verdict=_verdict(target, chosen, shortfall),
+        verdict=verdict,
         setup=chosen.sizing.setup,
         nodes_reason=chosen.sizing.reason,
         trials=[trial.told() for trial in search.trials],
@@ -101,6 +110,7 @@ def make_plan(
         unique_blocks=curves.all.unique_blocks,
         block_bytes=traffic.block_bytes,
         sampled=sampled,
+        complete=complete,
         assumptions=[*_own_assumptions(sampled), *assumptions(trace, chosen.sizing.setup, engine)],
     )
 
@@ -136,6 +146,7 @@ class _Trial:
             ttft_p95_s=self.result.ttft.p95_s,
             within_share=self.within_share,
             usd_per_hour=self.sizing.usd_per_hour,
+            complete=self.result.complete,
         )
 
 
@@ -172,6 +183,19 @@ class _Search:
             least = f"the target takes {found.sizing.usd_per_hour:.2f} USD an hour, and the budget is {budget:.2f}"
             return affordable, f"{least}; {why or _missed(target, affordable)} for the budget"
         return found, ""
+
+    def so_far(self) -> tuple[_Trial, str]:
+        """The best of what was simulated before the search was cut short, whole trials first, and what it reaches."""
+
+        def worth(trial: _Trial) -> tuple[bool, bool, float]:
+            reaches = trial.reaches(self._target)
+            return trial.result.complete, reaches, -trial.sizing.usd_per_hour if reaches else trial.result.hit_rate
+
+        best = max(self.trials, key=worth)
+        count = sum(trial.result.complete for trial in self.trials)
+        if not count:
+            return best, f"not one size was simulated to its end; of {best.result.requests:,} requests"
+        return best, f"of {count} simulated, a size that {'is' if best.reaches(self._target) else 'is not'} enough"
 
     def _least(self) -> _Trial | None:
         """The smallest size that was found to be enough; None if none was."""
@@ -236,12 +260,12 @@ class _Search:
         self.progress(
             f"simulating {setup.nodes} nodes, {blocks:,} blocks (trial {len(self.trials) + 1} of {_TRIALS_MAX} at most)"
         )
-        (result,) = self._engine.replay(self._trace, setup, [Column.SHARED], lambda column, served: None)
         curve = self._traffic.together
         predicted = self._traffic.divider.hit_tokens(division) / curve.input_tokens if curve.input_tokens else 0.0
-        trial = _Trial(sizing, predicted, result)
-        self.trials.append(trial)
-        return trial
+        # One column; what is yielded before Ctrl-C is raised is a part of it, and worth telling.
+        for result in self._engine.replay(self._trace, setup, [Column.SHARED], lambda column, served: None):
+            self.trials.append(_Trial(sizing, predicted, result))
+        return self.trials[-1]
 
 
 # ---- what is said

@@ -68,7 +68,7 @@ def tenant_cells(name: str, tenant: PlannedTenant) -> list[str]:
 def trial_cells(plan: Plan, trial: PlanTrial) -> list[str]:
     """Under :data:`TRIAL_HEADINGS`."""
     return [
-        str(trial.nodes),
+        f"{trial.nodes}" if trial.complete else f"{trial.nodes} (part)",
         size(trial.node_bytes),
         size(trial.node_ssd_bytes),
         cell(trial.predicted_hit_rate, Unit.RATE),

@@ -92,6 +92,7 @@ class PlanTrial(_Result):
         ssd_hit_rate: the part of ``simulated_hit_rate`` that was read from SSD.
         within_share: of requests that met the target of time; 1 where there is none.
         usd_per_hour: of the store.
+        complete: False for a simulation that was cut short: its figures are of the requests until then.
     """
 
     nodes: int
@@ -103,6 +104,7 @@ class PlanTrial(_Result):
     ttft_p95_s: float
     within_share: float
     usd_per_hour: float
+    complete: bool = True
 
 
 class Plan(_Result):
@@ -115,6 +117,7 @@ class Plan(_Result):
         nodes_reason: what the number of nodes follows from.
         trials: every size that was simulated, in order; ``chosen`` is the number of the suggestion.
         sampled: share of the blocks that curves are made of; 1: they are exact.
+        complete: False if the search was cut short: the suggestion is the best of what was known then.
     """
 
     trace: TraceFacts
@@ -132,6 +135,7 @@ class Plan(_Result):
     unique_blocks: int
     block_bytes: int
     sampled: float
+    complete: bool = True
     engine: EngineKind = EngineKind.SIMULATED
     parts: list[TraceFacts] = []
     format_version: int = FORMAT_VERSION

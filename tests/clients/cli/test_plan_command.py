@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import random
+import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from saltern.cli import main
+from saltern.replay.arrivals import Arrivals
+from saltern.traces.request import TraceRequest
 from tests.clients.replay.pages import faults_of
 
 MACHINE = ["--model", "qwen2.5-7b", "--hardware", "1xh100", "--engines", "2"]
@@ -143,3 +147,46 @@ def test_a_trace_without_prefixes_has_no_plan(tmp_path: Path, capsys: pytest.Cap
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,4808,10\n")
     assert main(["plan", str(path), "--hit-rate", "0.5", *MACHINE]) == 2
     assert "no prefix identity" in capsys.readouterr().err
+
+
+# ---- Ctrl-C
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, *, in_simulation: int) -> None:
+    """Send SIGINT when that simulation has read 100 requests."""
+    read: Counter[Arrivals] = Counter()
+    first = Arrivals.first
+
+    def counted(arrivals: Arrivals) -> tuple[float, TraceRequest] | None:
+        read[arrivals] += 1
+        if len(read) == in_simulation and read[arrivals] == 100:
+            signal.raise_signal(signal.SIGINT)
+        return first(arrivals)
+
+    monkeypatch.setattr(Arrivals, "first", counted)
+
+
+@pytest.mark.parametrize("in_simulation", [1, 2])
+def test_interrupted_it_prints_what_is_known_so_far(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, in_simulation: int
+) -> None:
+    command = ["plan", str(trace), "--slo-ttft-ms", "200", *MACHINE]
+    interrupt(monkeypatch, in_simulation=in_simulation)
+    assert main([*command, "-o", "json"]) == 130
+    plan = json.loads(capsys.readouterr().out)
+    assert not plan["complete"] and not plan["reached"]
+    assert [trial["complete"] for trial in plan["trials"]] == [True] * (in_simulation - 1) + [False]
+    assert plan["chosen"] == 0 and plan["tenants"]["chat"]["predictedHitRate"] > 0
+    assert plan["verdict"].startswith("not finished, interrupted: ")
+    interrupt(monkeypatch, in_simulation=in_simulation)
+    assert main(command) == 130
+    shown = capsys.readouterr().out
+    assert "NOT COMPLETE (interrupted)" in shown and "(part)" in shown
+
+
+def test_interrupted_before_anything_was_simulated_there_is_no_plan(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saltern.replay.plan.survey", lambda _: signal.raise_signal(signal.SIGINT))
+    assert main(["plan", str(trace), "--hit-rate", "0.5", *MACHINE]) == 130
+    assert "plan" not in capsys.readouterr().out
