@@ -31,6 +31,14 @@ def _i2_partitions(world: World) -> None:
         there = mine.get(partition, set()) if model.is_open(partition) else set()
         _, found = world.core.lookup(partition, world.keys)
         assert found == bytes(key in there for key in world.keys), f"I2: {session} sees what is not its own, or not all"
+        if not partition.group_uid or not model.is_open(partition):
+            continue
+        peers = model.peers(partition)
+        sources = world.core.sources(partition, world.now_ns)
+        assert sources == (partition, *peers), f"I2: {session} reads {sources}, and both sides agree on {peers}"
+        shared = there.union(*(mine.get(peer, set()) for peer in peers))
+        _, found = world.core.lookup(partition, world.keys, world.now_ns)
+        assert found == bytes(key in shared for key in world.keys), f"I2: {session} sees not what its group has"
 
 
 def _i4_limits(world: World, usage: NodeUsage) -> None:

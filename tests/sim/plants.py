@@ -10,15 +10,19 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from dataplane.core import cache as cache_module
 from dataplane.core import compaction as compaction_module
+from dataplane.core import loans as loans_module
 from dataplane.core import policy_in_force as policy_module
 from dataplane.core import pool as pool_module
 from dataplane.core import victims as victims_module
+from dataplane.core.admission import check_partition, peer_partitions
 from dataplane.core.borrowers import Borrowers
 from dataplane.core.budget import TierBudget
 from dataplane.core.cache import CacheCore
 from dataplane.core.entry import Entry, EntryState, PutRefused
 from dataplane.core.extents import GRANULE_BYTES, Extents, TrialFree
+from dataplane.core.loans import Loans
 from dataplane.core.partition import Partition
 from dataplane.core.policy_in_force import PolicyInForce
 from dataplane.core.pool import Pool
@@ -97,6 +101,74 @@ def _forget_to_purge_an_epoch(original: Any) -> Any:
         return purged
 
     return apply
+
+
+def _serve_a_group_that_was_left(original: Any) -> Any:
+    """Leaving is a change of the policy alone: sessions of the group that was go on as they were."""
+
+    def apply(self: PolicyInForce, owner: Any, rules: Any) -> int:
+        left = {}
+        for partition, index in list(owner.partitions.items()):
+            space = rules.namespaces.get(partition.namespace)
+            is_its_own = space is not None and space.uid == partition.namespace_uid
+            if partition.group_uid and is_its_own and partition.epoch not in space.epochs_of(partition.group_uid):
+                left[partition] = index
+                del owner.partitions[partition]
+        purged: int = original(self, owner, rules)
+        owner.partitions.update(left)
+        self._open.update(left)
+        return purged
+
+    return apply
+
+
+def _share_by_one_sides_word(_: Any) -> Any:
+    """Whoever a member names is read, whether it has accepted or not."""
+
+    def peer_partitions(policy: NodePolicy, partition: Partition) -> tuple[Partition, ...]:
+        if check_partition(policy, partition) is not None:
+            return ()
+        own = policy.tenants[partition.tenant].namespaces[partition.namespace].groups[partition.group_uid]
+        named = [
+            Partition(peer.tenant, peer.namespace, peer.namespace_uid, partition.epoch, partition.group_uid)
+            for peer in own.peers
+        ]
+        return tuple(peer for peer in named if check_partition(policy, peer) is None)
+
+    return peer_partitions
+
+
+def _remember_who_shared(_: Any) -> Any:
+    """Who a session reads is found out once, whatever the policy says since."""
+
+    def peers(self: PolicyInForce, partition: Partition, now_ns: int) -> tuple[Partition, ...]:
+        known = self.__dict__.setdefault("remembered", {})
+        if partition not in known:
+            known[partition] = peer_partitions(self.policy, partition)
+        found: tuple[Partition, ...] = known[partition]
+        return found
+
+    return peers
+
+
+def _lend_past_the_bound(original: Any) -> Any:
+    def begin(self: Loans, entry: Entry) -> bool:
+        with patch.object(loans_module, "LENT_PARTS", 1):
+            return bool(original(self, entry))
+
+    return begin
+
+
+def _touch_what_is_lent(original: Any) -> Any:
+    """A peer's read is a use: a busy neighbour decides what the owner keeps."""
+
+    def pin(pool: Pool, reader: PartitionIndex, peers: Any, keys: Any, pins: Any) -> None:
+        original(pool, reader, peers, keys, pins)
+        for given in pins:
+            if given is not None and given.is_loan:
+                given.entry.index.owner.order.refresh(given.entry)
+
+    return pin
 
 
 def _take_new_namespace_for_old(original: Any) -> Any:
@@ -297,9 +369,8 @@ def _send_the_next_granule(original: Any) -> Any:
 def _receive_into_the_granule_before(original: Any) -> Any:
     def start(self: PutBatch, index: int, size_bytes: int) -> memoryview | None:
         target = original(self, index, size_bytes)
-        if target is None or not self._ticket or not self._ticket.offset:
-            return target  # type: ignore[no-any-return]
-        return self._blocks.arena.view(self._ticket.offset - GRANULE_BYTES, size_bytes)
+        offset = self._tickets[index].offset if target is not None else 0
+        return self._blocks.arena.view(offset - GRANULE_BYTES, size_bytes) if offset else target
 
     return start
 
@@ -344,6 +415,11 @@ PLANTS: dict[str, Plant] = {
     "ignore reservations": Plant("I5", Pool, "admit", _ignore_reservations),
     "lend and not give back": Plant("I5", pool_module, "choose_room", _lend_and_not_give_back),
     "forget to purge an epoch": Plant("I12", PolicyInForce, "_apply_namespaces", _forget_to_purge_an_epoch),
+    "serve a group that was left": Plant("I12", PolicyInForce, "_apply_namespaces", _serve_a_group_that_was_left),
+    "share by one side's word": Plant("I2", policy_module, "peer_partitions", _share_by_one_sides_word),
+    "remember who shared": Plant("I2", PolicyInForce, "peers", _remember_who_shared),
+    "lend past the bound": Plant("I5", Loans, "begin", _lend_past_the_bound),
+    "touch what is lent": Plant("I5", cache_module, "pin_loans", _touch_what_is_lent),
     "take a new namespace for the old": Plant("I12", PolicyInForce, "_apply_namespaces", _take_new_namespace_for_old),
     "serve a suspended tenant": Plant("I12", PolicyInForce, "_apply_namespaces", _serve_a_suspended_tenant),
     "keep a deleted tenant": Plant("I12", CacheCore, "apply_policy", _keep_a_deleted_tenant),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Collection
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
 from dataplane.core.extents import GRANULE_BYTES
 from saltern.errors import FailedPreconditionError
 from saltern.names import NamespaceId, TenantId
-from tenants.policy import NamespacePolicy
+from tenants.policy import GroupPeer, GroupPolicy, NamespacePolicy
 from tenants.quota import TierQuota
 from tests.support.cache_model import ModelTenant
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from tests.sim.shape import Shape
 
 EPOCHS_MAX = 3
+#: The one sharing group, and the name of the namespaces that may be members.
+GROUP, SHARED = "group", NamespaceId("large")
 
 
 class PolicyCommands:
@@ -35,6 +39,12 @@ class PolicyCommands:
     version: int
     uids: int
     now_ns: int
+    done: Counter[str]
+    #: Members of the group, each with the uid of its namespace.
+    members: dict[TenantId, str]
+    group_epoch: int
+    #: Whom members name without its word, or (False) who names them without theirs.
+    one_sided: tuple[TenantId, bool] | None
 
     @abstractmethod
     def follow(self, visible: Collection[SimEntry] = ()) -> None:
@@ -48,12 +58,17 @@ class PolicyCommands:
 
     def first_policy(self) -> None:
         for tenant in self.names:
-            self.model.tenants[tenant] = ModelTenant(self._draw_quota(tenant), namespaces=self._new_namespaces())
+            self.model.tenants[tenant] = rules = ModelTenant(
+                self._draw_quota(tenant), namespaces=self._new_namespaces()
+            )
+            if self.rng.random() < 0.5:
+                self.members[tenant] = rules.namespaces[SHARED].uid
         self.push()
 
     def push(self) -> None:
         """Apply the model's policy to core and model; the core must answer what that cost (I12, I4)."""
         model = self.model
+        self._name_the_group()
         self.version += 1
         purged = sum(not model.exists(entry.partition) for entry in model.readable())
         evictions_before = {tenant: counters.evictions for tenant, counters in model.counters.items()}
@@ -89,7 +104,7 @@ class PolicyCommands:
             return False
         for name, space in rules.namespaces.items():
             epochs = (*space.epochs, space.epochs[-1] + 1)[-EPOCHS_MAX:]
-            rules.namespaces[name] = NamespacePolicy(space.uid, space.block_bytes, epochs)
+            rules.namespaces[name] = replace(space, epochs=epochs)
         self.say(f"rotate the salt of {tenant}")
         self.push()
         return True
@@ -100,7 +115,7 @@ class PolicyCommands:
         if rules is None or not any(len(space.epochs) > 1 for space in rules.namespaces.values()):
             return False
         for name, space in rules.namespaces.items():
-            rules.namespaces[name] = NamespacePolicy(space.uid, space.block_bytes, space.epochs[-1:])
+            rules.namespaces[name] = replace(space, epochs=space.epochs[-1:])
         self.say(f"retire the older epochs of {tenant}")
         self.push()
         return True
@@ -164,6 +179,57 @@ class PolicyCommands:
             raise AssertionError(f"I5: a policy was accepted that is {expected}")
         self.say(f"push a bad policy: {expected}")
         return True
+
+    # ---- the sharing group, of namespaces of one name and so of one block size
+
+    def join_or_leave(self) -> bool:
+        """A tenant joins the group; or a member leaves, and the salt with it: what was shared is nobody's (I2, I12)."""
+        tenant, rules = self._any_tenant()
+        if rules is None or SHARED not in rules.namespaces:
+            return False
+        if tenant in self.members:
+            if self.rng.random() < 0.8:
+                return False
+            del self.members[tenant]
+            self.group_epoch += 1
+            self.done["left the group"] += 1
+            self.say(f"{tenant} leaves the group, whose epoch is {self.group_epoch} now")
+        else:
+            self.members[tenant] = rules.namespaces[SHARED].uid
+            self.say(f"{tenant} joins the group at epoch {self.group_epoch}")
+        self.push()
+        return True
+
+    def name_one_side(self) -> bool:
+        """A policy in which only one side names the other: nothing is shared by it (I2)."""
+        tenant, rules = self._any_tenant()
+        if rules is None or tenant in self.members or SHARED not in rules.namespaces:
+            return False
+        self.one_sided = None if self.one_sided else (tenant, self.rng.random() < 0.5)
+        self.say(f"named by one side: {self.one_sided}")
+        self.push()
+        return True
+
+    def _name_the_group(self) -> None:
+        """Write the group into the model's policy. A member whose namespace is gone has left."""
+        spaces = {tenant: rules.namespaces.get(SHARED) for tenant, rules in self.model.tenants.items()}
+        uids = {tenant: space.uid for tenant, space in spaces.items() if space is not None}
+        gone = [tenant for tenant, uid in self.members.items() if uids.get(tenant) != uid]
+        for tenant in gone:
+            del self.members[tenant]
+        self.group_epoch += bool(gone)
+        guest, is_named = self.one_sided or (None, False)
+        named = dict(self.members)
+        if guest is not None and guest in uids and is_named:
+            named[guest] = uids[guest]
+        for tenant, space in spaces.items():
+            if space is None:
+                continue
+            sees = named if tenant in self.members else self.members
+            is_inside = tenant in self.members or (tenant == guest and not is_named)
+            peers = tuple(GroupPeer(peer, SHARED, uid) for peer, uid in sees.items() if peer != tenant)
+            groups = {GROUP: GroupPolicy((self.group_epoch,), peers)} if is_inside else {}
+            self.model.tenants[tenant].namespaces[SHARED] = replace(space, groups=groups)
 
     # ---- helpers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections import Counter
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from tests.sim.two_tier_checks import Watch
 from tests.sim.two_tiers import TwoTierWorld
 from tests.sim.world import World
 
+#: Of an object in a message: the only part of a run that is another one each time.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 DRAM, TWO_TIERS = "dram", "two-tiers"
 WORLDS = (DRAM, TWO_TIERS)
 
@@ -58,7 +61,8 @@ def run(seed: int, steps: int, kind: str = DRAM) -> Run:
         world.finish()
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
-        failure = f"{type(error).__name__}: {error} ({at.filename.rsplit('/', 1)[-1]}:{at.lineno} {at.line})"
+        told = _ADDRESS.sub("", str(error))
+        failure = f"{type(error).__name__}: {told} ({at.filename.rsplit('/', 1)[-1]}:{at.lineno} {at.line})"
     finally:
         world.close()
     return Run(kind, seed, world.steps, world.digest, world.done, failure, tuple(world.transcript))

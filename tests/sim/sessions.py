@@ -43,11 +43,17 @@ class Putting:
 
 @dataclass(eq=False)
 class Getting:
-    """A get batch on its way: ``entries`` are what it pinned, ``received`` what it has of its current hit."""
+    """A get batch on its way.
+
+    Attributes:
+        entries: what it pinned; ``is_loan`` of a peer, in a sharing group.
+        received: what it has of its current hit.
+    """
 
     batch: GetBatch
     keys: list[BlockKey]
     entries: list[SimEntry | None]
+    is_loan: list[bool]
     position: int = 0
     received: bytearray = field(default_factory=bytearray)
 
@@ -65,4 +71,5 @@ class Session:
 
 
 def name_of(partition: Partition) -> str:
-    return f"{partition.tenant}/{partition.namespace}#{partition.namespace_uid}@{partition.epoch}"
+    group = f"~{partition.group_uid}" if partition.group_uid else ""
+    return f"{partition.tenant}/{partition.namespace}#{partition.namespace_uid}{group}@{partition.epoch}"

@@ -29,6 +29,8 @@ COMMANDS = {
     "recreate_namespace": 0.2,
     "delete_or_create_tenant": 0.2,
     "bad_policy": 0.2,
+    "join_or_leave": 1.0,
+    "name_one_side": 0.2,
 }
 #: Without these nothing ever moves.
 _ALWAYS = ("connect", "begin_put", "advance")

@@ -32,6 +32,7 @@ _CODES = {
     "ALREADY_EXISTS": StatusCode.ALREADY_EXISTS,
     "WRITE_IN_PROGRESS": StatusCode.UNAVAILABLE,
     "NAMESPACE_NOT_AVAILABLE": StatusCode.PERMISSION_DENIED,
+    "GROUP_NOT_AVAILABLE": StatusCode.PERMISSION_DENIED,
     "TENANT_SUSPENDED": StatusCode.PERMISSION_DENIED,
     "EPOCH_NOT_AVAILABLE": StatusCode.PERMISSION_DENIED,
     "ENTRY_TOO_LARGE": StatusCode.RESOURCE_EXHAUSTED,
@@ -204,7 +205,12 @@ class TrafficCommands:
         session = self._idle_session()
         if session is None:
             return False
-        self._begin_get(session, self.rng.choices(self.keys, k=self.rng.randint(1, BATCH_MAX)))
+        keys = self.rng.choices(self.keys, k=self.rng.randint(1, BATCH_MAX))
+        peers = self.model.peers(session.partition)
+        lent = [entry.key for entry in self.model.readable() if entry.partition in peers]
+        if lent and self.rng.random() < 0.5:
+            keys[: len(keys) // 2 + 1] = self.rng.choices(lent, k=len(keys) // 2 + 1)
+        self._begin_get(session, keys)
         return True
 
     def read_nearly_all(self) -> bool:
@@ -224,14 +230,15 @@ class TrafficCommands:
         model, partition = self.model, session.partition
         rooms = [self.rng.choice([1, GRANULE_BYTES, 2**26, 2**26]) for _ in keys]
         entries: list[SimEntry | None] = model.serve(partition, keys)  # type: ignore[assignment]
-        batch = GetBatch(self.blocks, partition, keys, rooms)
-        for _ in batch.pin():
-            pass
-        reply = batch.reply()
         for entry in reversed(entries):
             if entry is not None:
                 entry.pins += 1
                 model.use(entry)
+        is_loan = model.lend(partition, keys, entries)
+        batch = GetBatch(self.blocks, partition, keys, rooms)
+        for _ in batch.pin():
+            pass
+        reply = batch.reply()
         hits = [entry for entry in entries if entry is not None]
         if model.is_open(partition):
             counters = model.counters[partition.tenant]
@@ -247,8 +254,9 @@ class TrafficCommands:
         assert list(reply.codes) == expected, f"I2: a get answered {list(reply.codes)} instead of {expected}"
         sent = [entry for entry, code in zip(entries, expected, strict=True) if code is StatusCode.OK]
         assert [pin.checksum for _, pin in batch.hits] == [checksum(e.payload) for e in sent if e is not None]
-        session.busy = Getting(batch, keys, entries)
+        session.busy = Getting(batch, keys, entries, is_loan)
         self.done["hits"] += len(hits)
+        self.done["hits of a peer"] += sum(is_loan)
         self.say(f"{session} begins to get {', '.join(map(_short, keys))}: {len(hits)} hits")
 
     def _advance_get(self, session: Session, get: Getting) -> None:
@@ -282,8 +290,10 @@ class TrafficCommands:
 
     def _close_get(self, get: Getting) -> None:
         get.batch.close()
-        for entry in get.entries:
+        for entry, is_loan in zip(get.entries, get.is_loan, strict=True):
             if entry is not None:
+                if is_loan:
+                    self.model.end_loan(entry)
                 self.model.unpin(entry)
 
     # ---- the rest
@@ -328,6 +338,9 @@ class TrafficCommands:
         expected = bytes(self.model.find(session.partition, key) is not None for key in self.keys)
         assert found == expected, "I2: a look-up found something else than what is there"
         assert prefix == (expected.find(0) if 0 in expected else len(expected))
+        _, shared = self.core.lookup(session.partition, self.keys, self.now_ns)
+        expected = bytes(self.model.find_shared(session.partition, key) is not None for key in self.keys)
+        assert shared == expected, "I2: a look-up found something else than what the group has"
         self.say(f"{session} looks up every key: {sum(found)} there")
         return True
 

@@ -20,7 +20,7 @@ from dataplane.io.clock import Clock
 from saltern.errors import PermissionDeniedError
 from saltern.names import NamespaceId, TenantId
 from tests.sim.model import SimModel
-from tests.sim.policies import PolicyCommands
+from tests.sim.policies import GROUP, SHARED, PolicyCommands
 from tests.sim.sessions import Session, name_of
 from tests.sim.shape import COMMANDS, Shape
 from tests.sim.traffic import SOFT_MARK_PERCENT, TrafficCommands
@@ -59,6 +59,8 @@ class World(TrafficCommands, PolicyCommands):
         self.above: dict[TenantId, int] = {}
         self.transcript: deque[str] = deque(maxlen=TRANSCRIPT_LINES)
         self.done: Counter[str] = Counter()
+        self.members = {}
+        self.group_epoch, self.one_sided = 1, None
         self.version = self.steps = self.uids = self.offered = self.session_number = 0
         self._digest = hashlib.blake2b(digest_size=16)
         self.first_policy()
@@ -108,12 +110,18 @@ class World(TrafficCommands, PolicyCommands):
         rng = self.rng
         tenant = rng.choice(self.names)
         namespace = NamespaceId(rng.choice([*self.shape.block_bytes] * 8 + ["absent"]))
+        if len(self.members) > 1 and rng.random() < 0.4:
+            tenant, namespace = rng.choice([*self.members]), SHARED
         rules = self.model.tenants.get(tenant)
         known = rules.namespaces.get(namespace) if rules else None
         epoch = rng.randint(0, 3)
         if known and rng.random() < 0.95:
             epoch = known.epochs[-1] if rng.random() < 0.7 else rng.choice(known.epochs)
-        asked = f"{tenant}/{namespace}@{epoch}"
+        group = ""
+        if known and (rng.random() < 0.7 if known.groups else rng.random() < 0.05):
+            group = GROUP
+            epoch = self.group_epoch if rng.random() < 0.95 else rng.randint(0, self.group_epoch + 1)
+        asked = f"{tenant}/{namespace}{'~' if group else ''}{group}@{epoch}"
         try:
             partition = open_partition(
                 self.core.policy,
@@ -121,9 +129,10 @@ class World(TrafficCommands, PolicyCommands):
                 claims_namespace=namespace,
                 requested_namespace=namespace,
                 epoch=epoch,
+                group_uid=group,
             )
         except PermissionDeniedError as error:
-            expected = self.model.closed_because(Partition(tenant, namespace, known.uid if known else "", epoch))
+            expected = self.model.closed_because(Partition(tenant, namespace, known.uid if known else "", epoch, group))
             assert error.reason == expected, f"I10: a session was refused for {error.reason}, not {expected}"
             self.say(f"connect {asked}: {error.reason}")
             return True

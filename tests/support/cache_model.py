@@ -113,7 +113,7 @@ class CacheModel:
         rules = self.tenants.get(partition.tenant)
         namespace = rules.namespaces.get(partition.namespace) if rules else None
         return namespace is not None and (
-            namespace.uid == partition.namespace_uid and partition.epoch in namespace.epochs
+            namespace.uid == partition.namespace_uid and partition.epoch in namespace.epochs_of(partition.group_uid)
         )
 
     def is_open(self, partition: Partition) -> bool:
