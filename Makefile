@@ -13,7 +13,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-console test-rdma test-docker test-engines bench-engines test-vllm sim sim-leases isolation chaos faults rehearse-upgrade soak fuzz noisy cli-reference reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay bench-vllm core-cost ssd-cost proto proto-check clean
+.PHONY: help setup setup-vllm demo test test-console test-rdma test-docker test-engines bench-engines test-vllm sim sim-leases isolation chaos faults rehearse-upgrade soak fuzz noisy cli-reference reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay fleet-day bench-vllm core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -144,6 +144,9 @@ bench-placement: setup  ## compare placement rules on a recorded trace: PLACEMEN
 
 test-replay: setup  ## replay recorded traces (SALTERN_TRACES): golden rates, fairness, losing a node, against references
 	@nice -n 10 $(BIN)/python -m tests.replay $(SALTERN_TRACES) $(REPLAY_ARGS)
+
+fleet-day: setup  ## 24 simulated hours of 100 tenants of recorded traces (SALTERN_TRACES), one of 8 nodes lost: hits, losses, books
+	@nice -n 10 $(BIN)/python -m tests.replay.fleet_day $(SALTERN_TRACES) $(REPLAY_ARGS)
 
 bench-replay: setup  ## time the simulated replay beside libCacheSim on a recorded trace (SALTERN_TRACES)
 	@$(BIN)/python -m tests.replay.bench $(SALTERN_TRACES) $(REPLAY_ARGS)
