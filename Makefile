@@ -13,7 +13,7 @@ export SALTERN_TRACES ?= $(abspath ../shared/traces)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-console test-rdma test-docker test-engines bench-engines test-vllm sim sim-leases isolation chaos faults rehearse-upgrade soak fuzz noisy cli-reference reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay fleet-day bench-vllm core-cost ssd-cost proto proto-check clean
+.PHONY: help setup setup-vllm demo test test-console test-rdma test-docker test-engines bench-engines test-vllm test-lmcache sim sim-leases isolation chaos faults rehearse-upgrade soak fuzz noisy cli-reference reference lint format bench bench-scale bench-peers bench-control bench-placement bench-policy bench-replay test-replay fleet-day bench-vllm core-cost ssd-cost proto proto-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -65,6 +65,17 @@ bench-engines: setup $(VENV)/.mooncake-installed  ## measure the engines below D
 
 test-vllm: setup-vllm  ## run tests/vllm on real vLLM: VLLM_ARGS="-k engine", VLLM_ARGS=--tp adds tensor parallelism
 	@$(VLLM_VENV)/bin/python -m pytest --confcutdir=tests/vllm tests/vllm $(VLLM_ARGS)
+
+# Torch for CPUs has to be in an index that pip is set up for.
+build/lmcache/.installed: tests/lmcache/requirements.txt
+	@$(PYTHON) -m venv build/lmcache
+	@build/lmcache/bin/pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0+cpu
+	@build/lmcache/bin/pip install --quiet --disable-pip-version-check --no-compile --requirement tests/lmcache/requirements.txt --editable clients
+	@build/lmcache/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps lmcache==0.5.6
+	@touch $@
+
+test-lmcache: setup build/lmcache/.installed  ## run tests/lmcache on LMCache's own classes, over a real node (1 GB, two minutes, once)
+	@build/lmcache/bin/python -m pytest --confcutdir=tests/lmcache tests/lmcache
 
 test-docker: setup  ## check images, compose, Kubernetes and Prometheus with tools of their own (root, Debian; minutes): DOCKER_ARGS="rehearsal"
 	@nice -n 10 $(BIN)/python -m tests.docker $(DOCKER_ARGS)
