@@ -19,7 +19,8 @@ from controlplane.postgres.account import ServerAccount
 from controlplane.postgres.process import shim_command
 from saltern.errors import DeadlineExceededError, InternalError
 
-READY_TIMEOUT_S: Final = 180.0
+#: Far beyond any healthy start, for emulated machines too: a process that fails to start ends, and is noticed then.
+READY_TIMEOUT_S: Final = 600.0
 STOP_TIMEOUT_S: Final = 20.0
 TAIL_LINES: Final = 12
 _READY_POLL_S: Final = 0.02
