@@ -82,7 +82,9 @@ class SimulatedEngine:
         run = _Run(trace, setup, found, room, self._placement, progress)
         walls: Fleet | None = None
         clock_ns = 1
-        for column in columns:
+        for at, column in enumerate(columns):
+            if not {Column.COLD, Column.WARM}.intersection(columns[at:]):
+                walls = None  # an index of all its blocks: memory for the nodes of the columns that are left
             if column is Column.NO_CACHE or not trace.block_tokens:
                 yield from run.serve(column, None, 1)
             elif column in (Column.COLD, Column.WARM):

@@ -1,6 +1,6 @@
 """Turns what an engine sees, request by request, into a :class:`ColumnResult`; the same for every engine.
 
-Memory grows by 16 bytes for each request, for exact quantiles, and by nothing else.
+Memory grows by 16 bytes for each request, for exact quantiles (32 more while they are ranked), and by nothing else.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, NamedTuple
 
 from saltern.replay.results import Column, ColumnResult, NodeResult, Quantiles, Series, SsdResult, TenantResult
@@ -160,8 +161,8 @@ class Collector:
             prefill_s=self._prefill_s,
             evictions_by_cause=_summed(tenant.evictions_by_cause for tenant in tenants.values()),
             refused_by_reason=_summed(tenant.refused_by_reason for tenant in tenants.values()),
-            ttft=Quantiles.of([time_s for tenant in self._tenants.values() for time_s in tenant.ttft_s]),
-            end_to_end=Quantiles.of([time_s for tenant in self._tenants.values() for time_s in tenant.end_to_end_s]),
+            ttft=Quantiles.of(chain.from_iterable(tenant.ttft_s for tenant in self._tenants.values())),
+            end_to_end=Quantiles.of(chain.from_iterable(tenant.end_to_end_s for tenant in self._tenants.values())),
             within_slo=sum(tenant.within_slo for tenant in tenants.values()),
             tenants=tenants,
             nodes=dict(nodes),

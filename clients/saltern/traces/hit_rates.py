@@ -13,11 +13,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from saltern.errors import InvalidArgumentError
 from saltern.traces.request import Identity, Trace
+
+#: Entries of OPT's heap that may be out of date before those that are have to go.
+_STALE_MIN: Final = 4096
 
 
 class Policy(StrEnum):
@@ -94,7 +97,7 @@ def hit_rate(accesses: Accesses, policy: Policy, capacity_blocks: int) -> float:
     total = sum(accesses.input_tokens)
     if not total or capacity_blocks < 1:
         return 0.0
-    if policy is Policy.OPT:
+    if policy is Policy.OPT and capacity_blocks < accesses.unique_blocks:  # else nobody has to go, by any policy
         return _best_hit_tokens(accesses, capacity_blocks) / total
     return _queue_hit_tokens(accesses, capacity_blocks, refresh=policy is Policy.LRU) / total
 
@@ -137,6 +140,9 @@ def _best_hit_tokens(accesses: Accesses, capacity_blocks: int) -> int:
                 del held[heappop(latest)[2]]
             held[block] = use
             heappush(latest, (-use, -depth, block))
+        if len(latest) > 2 * len(held) + _STALE_MIN:  # else it would grow by every hit of the trace
+            latest = [entry for entry in latest if held.get(entry[2]) == -entry[0]]
+            heapify(latest)
         start += len(blocks)
     return hit_tokens
 
@@ -144,7 +150,7 @@ def _best_hit_tokens(accesses: Accesses, capacity_blocks: int) -> int:
 def _next_uses(accesses: Accesses) -> array[int]:
     """For each access the request that needs the block next; the number of requests where none does."""
     never: Final = len(accesses.ends)
-    uses = array("I", bytes(4 * len(accesses.blocks)))
+    uses = array("I", [never]) * len(accesses.blocks)
     upcoming = array("I", [never]) * accesses.unique_blocks
     end = len(accesses.blocks)
     for number in range(never - 1, -1, -1):
