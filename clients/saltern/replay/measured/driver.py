@@ -20,6 +20,7 @@ from enum import IntEnum
 from functools import partial
 from heapq import heappop, heappush
 from queue import Empty, SimpleQueue
+from threading import Barrier
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from saltern.replay.arrivals import Arrivals
@@ -140,6 +141,7 @@ class Driver:
         self._arrivals = arrivals
         self._began_s = time.perf_counter()
         try:
+            self._start_threads()
             self._push_first()
             while self._events or self._reading:
                 if not self._events or self._events[0][0] >= self._horizon_s():
@@ -151,6 +153,19 @@ class Driver:
             if self._pool is not None:
                 self._pool.shutdown(cancel_futures=True)
             self.measures.wall_s = time.perf_counter() - self._began_s
+
+    def _start_threads(self) -> None:
+        """All of them, before there is a call: a pool starts them one by one as calls come, and does not wait for one
+        that it was just starting when Ctrl-C came, nor for that one's call."""
+        if self._pool is None:
+            return
+        met = Barrier(self._in_flight)
+        try:
+            for begun in [self._pool.submit(met.wait) for _ in range(self._in_flight)]:
+                begun.result()
+        except BaseException:
+            met.abort()
+            raise
 
     def _happen(self, at_s: float, kind: int, _: int, what: _Work | TraceRequest | Callable[[], None]) -> None:
         self._keep_pace(at_s)
