@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -100,17 +100,17 @@ def scene_of(engine: Engine, **scene: Any) -> Scene:
 def gets_counted() -> Iterator[list[int]]:
     """The number of entries of each get that is made in the block, in this process."""
     sizes: list[int] = []
-    original = Chain.get_into
+    original = Chain.get_each
 
-    def get_into(self: Chain, positions: list[int], *arguments: object, **options: object) -> object:
+    def get_each(self: Chain, positions: Collection[int], *arguments: object, **options: object) -> object:
         sizes.append(len(positions))
         return original(self, positions, *arguments, **options)  # type: ignore[arg-type]
 
-    Chain.get_into = get_into  # type: ignore[assignment, method-assign]
+    Chain.get_each = get_each  # type: ignore[assignment, method-assign]
     try:
         yield sizes
     finally:
-        Chain.get_into = original  # type: ignore[method-assign]
+        Chain.get_each = original  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -104,7 +104,8 @@ def test_a_node_that_stands_still_within_a_load(scene: Scene, node: CacheNode) -
 def test_a_node_that_stands_still_within_a_save(scene: Scene, node: CacheNode, monkeypatch: pytest.MonkeyPatch) -> None:
     hold_replies_to_puts(node, monkeypatch)
     scene.stores_more()
-    assert node.door.held.is_set(), "no save was under way"
+    # The save has ended by its deadline; on a busy machine the reply that is held back may still be on its way.
+    assert node.door.held.wait(60), "no save was under way"
     scene.engine.forget()
     scene.serves()
 
@@ -134,14 +135,14 @@ def test_entries_that_go_between_lookup_and_load_are_asked_for_once(
     scene: Scene, _shared: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that lists what it cannot give: some stores are asked for it hundreds of times in a second."""
-    original = Chain.get_into
+    original = Chain.get_each
     with _shared.client() as client, chains_recorded() as chains:
 
-        def get_into(self: Chain, *arguments: object, **options: object) -> object:
+        def get_each(self: Chain, *arguments: object, **options: object) -> object:
             client.delete({key for hashes in list(chains) for key in client.block_keys(hashes)[2:]})
             return original(self, *arguments, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Chain, "get_into", get_into)
+        monkeypatch.setattr(Chain, "get_each", get_each)
         scene.serves()
 
 
@@ -214,13 +215,13 @@ def test_a_node_that_stands_still_within_a_load_over_shared_memory(
     engines: Engines, _shared: Store, node: CacheNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = scene_of(engines.get(_shared, options=_IMPATIENT | {"transport": "shm"}))
-    original = Chain.get_into
+    original = Chain.get_each
 
-    def get_into(self: Chain, *arguments: object, **options: object) -> object:
+    def get_each(self: Chain, *arguments: object, **options: object) -> object:
         node.pause()
         return original(self, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Chain, "get_into", get_into)
+    monkeypatch.setattr(Chain, "get_each", get_each)
     try:
         assert scene.serves() == NONE
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -42,6 +43,7 @@ FILLERS = 8
 #: Of a prompt that is planted: long enough that computing it takes a multiple of finding it.
 LONG_TOKENS = 28 * BLOCK_TOKENS
 TRIALS = 40
+TRIALS_MAX = 200
 #: So improbable must a difference be under chance for the attacker to have been told something.
 SIGNIFICANT = 1e-3
 
@@ -209,7 +211,11 @@ def test_timing_tells_a_planted_prefix_to_who_shares_the_salt_and_to_nobody_else
     acme, blue = (server.grants[tenant].access_token for tenant in TENANTS)
     order = random.Random(0)
     latency_s: dict[tuple[str, str], list[float]] = {(who, what): [] for who in ("shared", "other") for what in "pf"}
-    for trial in range(TRIALS):
+    shared = 1.0
+    for trial in itertools.count():
+        # A noisy machine takes more trials until the control is clear. That decides nothing about the other tenant.
+        if trial >= TRIALS and (shared < SIGNIFICANT or trial == TRIALS_MAX):
+            break
         planted = tokens(LONG_TOKENS, seed=1000 + trial)
         server.complete(planted, acme, max_tokens=1)
         probes = [(who, what) for who in ("shared", "other") for what in "pf"]
@@ -219,9 +225,9 @@ def test_timing_tells_a_planted_prefix_to_who_shares_the_salt_and_to_nobody_else
             began_s = time.perf_counter()
             server.complete(planted if what == "p" else fresh, acme if who == "shared" else blue, max_tokens=1)
             latency_s[who, what].append(time.perf_counter() - began_s)
+        shared = kolmogorov_smirnov_p(latency_s["shared", "p"], latency_s["shared", "f"])
 
     medians = {key: statistics.median(values) * 1000 for key, values in latency_s.items()}
-    shared = kolmogorov_smirnov_p(latency_s["shared", "p"], latency_s["shared", "f"])
     other = kolmogorov_smirnov_p(latency_s["other", "p"], latency_s["other", "f"])
     print(f"p of no difference: same salt {shared:.2g}, other tenant {other:.2g}; medians in ms: {medians}")
     assert shared < SIGNIFICANT, f"the control tells nothing, so the test does not either: {medians}"
