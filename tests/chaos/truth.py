@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 from saltern.client import Client
@@ -14,6 +14,7 @@ from tests.chaos.deployment import TURNING, Deployment, NodeDiedError, NodeProce
 from tests.chaos.disk_view import Place, readable_places
 from tests.chaos.epochs import Turning
 from tests.chaos.sharing import PAIR, Pair
+from tests.support.live_files import live_sizes
 
 #: Keys that each tenant uses: more than its tiers hold together.
 KEYS = 2500
@@ -93,10 +94,7 @@ class Truth:
         if not books["ssd_state"]:
             return []
         charged: dict[str, int] = books["segments"]
-        there = {}
-        for path in self._deployment.ssd_dir.rglob("*.seg"):
-            with suppress(FileNotFoundError):  # a running node removes what it has reclaimed
-                there[str(path)] = path.stat().st_size
+        there = {str(path): size for path, size in live_sizes(self._deployment.ssd_dir, ".seg").items()}
         told = [f"an orphan file: {path}" for path in there.keys() - charged.keys()]
         told += [
             f"{path} is longer than charged" for path in there.keys() & charged.keys() if there[path] > charged[path]

@@ -10,6 +10,7 @@ from saltern.admin.v1 import quotas_pb2, tenants_pb2, usage_pb2
 from tests.dataplane.test_node_process import connect, node_key, serve_node, writer_token
 from tests.dataplane.test_node_process import control as control
 from tests.support.control import Control
+from tests.support.live_files import live_sizes
 from tests.support.wire_client import WireClient, block, key
 
 MIB = 1024 * 1024
@@ -87,4 +88,4 @@ def put_all(client: WireClient) -> bool:
 
 
 def on_disk(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*.seg"))
+    return sum(live_sizes(folder, ".seg").values())

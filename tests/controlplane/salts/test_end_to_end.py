@@ -16,6 +16,7 @@ from saltern.admin.v1 import credentials_pb2, quotas_pb2
 from saltern.errors import SalternError
 from saltern.keys import BlockHash, BlockKeyDeriver, SaltKey
 from tests.support.control import Control, text_of
+from tests.support.live_files import live_sizes
 from tests.support.served_node import connect, serve_node
 from tests.support.wire_client import WireClient, block
 
@@ -77,7 +78,7 @@ def found(client: WireClient, entries: dict[bytes, bytes]) -> int:
 
 
 def on_disk(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*.seg"))
+    return sum(live_sizes(folder, ".seg").values())
 
 
 class Traffic:

@@ -19,6 +19,7 @@ from saltern.rpc_errors import error_from_rpc
 from saltern.wire import Opcode
 from tenants.policy import GroupPeer, GroupPolicy, TenantPolicy
 from tests.dataplane.io.conftest import wait_until
+from tests.support.live_files import live_sizes
 from tests.support.static_node import MIB, StaticNode, static_node, tenant_policy
 from tests.support.wire_client import block, connect_tcp, connect_unix, key
 
@@ -89,14 +90,14 @@ def test_i2_the_old_epoch_opens_nothing_and_its_files_are_gone(node: StaticNode,
         blue.hello(node.token("blue", "chat"), epoch=7, group="g")
         for name, value in ENTRIES.items():
             acme.put({name: value})
-        wait_until(lambda: any((tmp_path / "ssd").rglob("*.seg")))
+        wait_until(lambda: bool(live_sizes(tmp_path / "ssd", ".seg")))
         node.apply({**TENANTS, "acme": member("acme", epochs=(8,)), "blue": TENANTS["coal"]})
         with pytest.raises(SalternError) as left:
             blue.get(*ENTRIES)
         with pytest.raises(SalternError) as stayed:
             acme.get(*ENTRIES)
         assert (left.value.reason, stayed.value.reason) == ("GROUP_NOT_AVAILABLE", "EPOCH_NOT_AVAILABLE")
-        wait_until(lambda: not any((tmp_path / "ssd").rglob("*.seg")))
+        wait_until(lambda: not live_sizes(tmp_path / "ssd", ".seg"))
         assert node.usage().tenants[TenantId("acme")].used_bytes == 0
 
 
@@ -168,6 +169,6 @@ def test_i12_a_restart_finds_on_ssd_what_is_still_shared_and_no_more(tmp_path: P
     with static_node(later, dram_bytes=8 * MIB, ssd=settings, signing_key=signing_key) as node:
         with connect_tcp(node) as acme:
             acme.hello(node.token("acme", "chat"), epoch=8, group="g")
-            wait_until(lambda: not any((tmp_path / "ssd").rglob("*.seg")))  # keys first, then files
+            wait_until(lambda: not live_sizes(tmp_path / "ssd", ".seg"))  # keys first, then files
             assert sum(acme.lookup(*ENTRIES).found) == 0
         wait_until(lambda: node.session_count() == 0)
