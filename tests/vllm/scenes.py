@@ -136,9 +136,11 @@ def meanwhile(event: threading.Event, act: Callable[[], None]) -> Iterator[None]
 def hold_replies_to_puts(node: CacheNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the next put on the node's replies stand still, until :meth:`Door.release`."""
     original = Chain.put_many
+    first = threading.Lock()
 
     def put_many(self: Chain, *arguments: object, **options: object) -> object:
-        node.door.hold_replies()
+        if first.acquire(blocking=False):  # again, and the door would forget that a reply stands still already
+            node.door.hold_replies()
         return original(self, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Chain, "put_many", put_many)
