@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.core.lease_demand import Demand
 from controlplane.db import models
+from controlplane.db.row_parts import in_parts
 from controlplane.node.lease_rows import QuotaKey
 from saltern.names import NodeId, TenantId
 from tenants.quota import Tier
@@ -49,7 +50,7 @@ class DemandMeter:
         last, self._last = self._last, {}
         demands: dict[QuotaKey, dict[NodeId, Demand]] = defaultdict(dict)
         # In parts: 10,000 tenants on many nodes take a second, in which others have the event loop.
-        async for part in (await session.stream(statement)).partitions(_ROWS_AT_ONCE):
+        async for part in in_parts(session, statement, _ROWS_AT_ONCE):
             for tenant, tier, node, used_bytes, get_bytes, evictions, refusals, ssd, dropped in part:
                 key = (TenantId(tenant), tier, NodeId(node))
                 counts = _dram(get_bytes, evictions, refusals) if tier is Tier.DRAM else _ssd(ssd or {}, dropped)

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.auth.signing_keys import load_key_set
 from controlplane.db import Database, ServiceScope, ServiceTask, models
+from controlplane.db.row_parts import in_parts
 from controlplane.node.lease_rows import QuotaKey
 from controlplane.node.namespace_leases import NamespaceKey
 from saltern.names import NamespaceId, NodeId, TenantId
@@ -186,7 +187,7 @@ class _Reader:
         if self._names is not None:
             yield (await self._session.execute(self._narrowed(statement, tenant_column))).all()
             return
-        async for part in (await self._session.stream(statement)).partitions(_ROWS_AT_ONCE):
+        async for part in in_parts(self._session, statement, _ROWS_AT_ONCE):
             yield part
 
     def _narrowed(self, statement: Any, tenant_column: Any) -> Any:
