@@ -83,6 +83,9 @@ class ConsoleMetrics(Collector):
             began_s = perf_counter()
             try:
                 await app(scope, receive, noting)
+            except Exception:
+                status = 0  # an answer that broke off is none
+                raise
             finally:
                 pages = _pages_of(scope.get("endpoint"))
                 self._requests.labels(pages.value, _outcome_of(status).value).inc()

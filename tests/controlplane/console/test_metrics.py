@@ -72,14 +72,16 @@ async def test_sessions_that_have_ended_are_not_counted(console: Console, monkey
 @pytest.mark.parametrize(
     ("status", "outcome"), [(200, "ok"), (303, "ok"), (404, "refused"), (499, "gone"), (503, "failed"), (0, "failed")]
 )
-async def test_an_outcome_is_whose_doing_it_was(console: Console, status: int, outcome: str) -> None:
-    """``0``: an application that ends without an answer."""
+@pytest.mark.parametrize("breaks_off", [False, True])
+async def test_an_outcome_is_whose_doing_it_was(console: Console, status: int, outcome: str, breaks_off: bool) -> None:
+    """``0``: an application that ends without an answer. One that breaks off has begun with one."""
     metrics = ConsoleMetrics(console.control.database, console.clock)
 
     async def application(scope: object, receive: object, send: object) -> None:
-        if not status:
+        if status:
+            await send({"type": "http.response.start", "status": status, "headers": []})  # type: ignore[operator]
+        if breaks_off or not status:
             raise RuntimeError("no answer")
-        await send({"type": "http.response.start", "status": status, "headers": []})  # type: ignore[operator]
 
     async def ignore(message: object = None) -> object:
         return message
@@ -87,10 +89,10 @@ async def test_an_outcome_is_whose_doing_it_was(console: Console, status: int, o
     try:
         await metrics.counted(application)({"type": "http"}, ignore, ignore)  # type: ignore[arg-type]
     except RuntimeError:
-        assert not status
+        assert breaks_off or not status
     samples = [
         sample for metric in metrics.collect() for sample in metric.samples if sample.name.endswith("requests_total")
     ]
     assert [(sample.labels["pages"], sample.labels["outcome"], sample.value) for sample in samples] == [
-        ("unknown", outcome, 1.0)
+        ("unknown", "failed" if breaks_off else outcome, 1.0)
     ]
