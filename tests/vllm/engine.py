@@ -5,6 +5,7 @@ Import this module before anything of vLLM: it says that the engine is to run in
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import time
@@ -28,9 +29,14 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
+from vllm.platforms import current_platform
 from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 
 from tests.vllm.models import model_path
+
+# The first engine's kernels serve those after it, too. vLLM 0.32.0 looks for them in every module at each start, and
+# once a drafting engine has loaded numba that ends in an AttributeError: llvmlite has a function for any attribute.
+current_platform.register_triton_kernel_overrides = functools.cache(current_platform.register_triton_kernel_overrides)
 
 BLOCK_TOKENS: Final = 32
 #: Nothing here takes longer than this, unless it hangs.
