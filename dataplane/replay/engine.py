@@ -18,6 +18,7 @@ from saltern.names import TenantId
 from saltern.replay.arrivals import Arrivals
 from saltern.replay.collector import Collector, Evictions
 from saltern.replay.engines import Progress
+from saltern.replay.interrupts import held_interrupts, raise_end
 from saltern.replay.naming import node_id, tenant_name
 from saltern.replay.prefill import STATEMENT
 from saltern.replay.profiles import SSD_SOURCE
@@ -168,31 +169,27 @@ class _Run:
             progress=lambda requests: self.progress(column, requests),
         )
         began_s = time.process_time()
-        ended: BaseException | None = None
         arrivals = Arrivals(self.trace, setup.delays)
-        try:
-            simulation.run(arrivals)
-            ended = arrivals.error
-        except KeyboardInterrupt as stop:
-            ended = stop
-        self.ended_ns = simulation.now_ns
-        nodes = {} if fleet is None else fleet.results(self.room.block_bytes)
-        evictions: Mapping[TenantId, Evictions] = {} if fleet is None else fleet.evictions()
-        yield collector.result(
-            complete=ended is None,
-            recorded_s=found.recorded_s,
-            shed=simulation.shed,
-            evictions=_named(evictions),
-            occupancy_bytes=occupancy(),
-            nodes=nodes,
-            ssd=None if fleet is None else fleet.ssd_result(self.room.block_bytes, simulation.ssd_hit_tokens),
-            read_s=0.0 if fleet is None else sum(node.out.busy_s for node in fleet.nodes),
-            written_s=0.0 if fleet is None else sum(node.into.busy_s for node in fleet.nodes),
-            block_accesses=simulation.block_accesses,
-            driver_cpu_s=time.process_time() - began_s,
-        )
-        if ended is not None:
-            raise ended
+        with held_interrupts(simulation.stop) as interrupt:
+            is_whole = simulation.run(arrivals)
+            self.ended_ns = simulation.now_ns
+            nodes = {} if fleet is None else fleet.results(self.room.block_bytes)
+            evictions: Mapping[TenantId, Evictions] = {} if fleet is None else fleet.evictions()
+            result = collector.result(
+                complete=is_whole and arrivals.error is None,
+                recorded_s=found.recorded_s,
+                shed=simulation.shed,
+                evictions=_named(evictions),
+                occupancy_bytes=occupancy(),
+                nodes=nodes,
+                ssd=None if fleet is None else fleet.ssd_result(self.room.block_bytes, simulation.ssd_hit_tokens),
+                read_s=0.0 if fleet is None else sum(node.out.busy_s for node in fleet.nodes),
+                written_s=0.0 if fleet is None else sum(node.into.busy_s for node in fleet.nodes),
+                block_accesses=simulation.block_accesses,
+                driver_cpu_s=time.process_time() - began_s,
+            )
+        yield result
+        raise_end(interrupt, arrivals.error)
 
     def discard(self, results: Iterator[ColumnResult]) -> Iterator[ColumnResult]:
         """Serve, and give nothing; as a generator, so that what is raised comes through."""

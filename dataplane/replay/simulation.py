@@ -98,7 +98,8 @@ class Simulation:
         self._has_local = setup.engine_cache_tokens > 0
         self._is_chain = setup.use is Use.CHAIN
         self._events: list[_Event] = []
-        self._serial = self._arrived = 0
+        self._serial = self._arrived = self._served = 0
+        self._is_stopped = False
         self._arrivals: Arrivals | None = None
         self.block_accesses = 0
         self.ssd_hit_tokens = 0
@@ -115,12 +116,19 @@ class Simulation:
         """Requests that found a queue full."""
         return self._workers.shed
 
-    def run(self, arrivals: Arrivals) -> None:
-        """Serve every request to its end."""
+    def stop(self) -> None:
+        """Let :meth:`run` begin no further request; also for signal handlers."""
+        self._is_stopped = True
+
+    def run(self, arrivals: Arrivals) -> bool:
+        """Serve requests to the last, or until :meth:`stop`; returns whether it was the last.
+
+        What is on its way to nodes by then is stored, so that they hold and have evicted what is counted.
+        """
         self._arrivals = arrivals
         events = self._events
         first = arrivals.first()  # the next one that is read from the trace waits beside the heap
-        while events or first is not None:
+        while (events or first is not None) and not self._is_stopped:
             if first is not None and (not events or (first[0], _ARRIVED) < events[0]):
                 self.now_s, request = first
                 first = arrivals.first()
@@ -133,6 +141,13 @@ class Simulation:
                 self._workers.free(cast("Worker", what))
             else:
                 self._arrive(cast("TraceRequest", what))
+        is_whole = not events and first is None
+        while events:
+            at_s, kind, _, what = heappop(events)
+            if kind == _STORED:
+                self.now_s = at_s
+                self._store(cast("_Storing", what))
+        return is_whole
 
     def _push(self, at_s: float, kind: int, what: _Storing | Worker | TraceRequest) -> None:
         self._serial += 1
@@ -188,8 +203,9 @@ class Simulation:
         if self.on_served is not None:
             self.on_served(request, cached)
         self._answer(request, done_s + served.decode_s)
-        if self._arrived % _PROGRESS_EVERY == 0:
-            self._progress(self._arrived)
+        self._served += 1
+        if self._served % _PROGRESS_EVERY == 0:
+            self._progress(self._served)
 
     def _read(self, prompt: Prompt, found: Located) -> tuple[float, int]:
         """Read from all nodes at once; returns when the last byte has come, and how many blocks were on SSD."""

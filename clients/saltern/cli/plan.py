@@ -89,7 +89,7 @@ def plan(
 
     The suggestion is simulated before it is made: both the predicted and the simulated hit rate are told, and where
     the target cannot be reached, why. All targets that are named must hold. A TRACE is as for `saltern replay`.
-    Ctrl-C prints what is known so far.
+    Ctrl-C prints what is known so far; a second one ends it at once.
     """
     from saltern.cli import plan_tables
     from saltern.replay.engines import find_engine

@@ -162,9 +162,9 @@ def run(
     """Replay traces column by column: in virtual time through the node's own code, or on real nodes.
 
     A TRACE is a file, NAME=FILE[,KEY=VALUE...] for one tenant of several (as `saltern trace compose --tenant`), or a
-    YAML composition. Ctrl-C prints what is known so far. `--engine measured` starts a control plane and nodes of its
-    own on this machine, moves real bytes through the SDK, restarts and kills nodes, and removes all of it afterwards;
-    prefill is modelled.
+    YAML composition. Ctrl-C prints what is known so far; a second one ends it at once. `--engine measured` starts a
+    control plane and nodes of its own on this machine, moves real bytes through the SDK, restarts and kills nodes, and
+    removes all of it afterwards; prefill is modelled.
 
     \b
     saltern replay conversation.jsonl.gz --engines 8 --nodes 4 --node-memory 1TiB

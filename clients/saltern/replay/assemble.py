@@ -72,7 +72,9 @@ def _check_columns(columns: Sequence[Column]) -> None:
 
 
 def _why(ended: BaseException) -> str:
-    return str(ended) if isinstance(ended, SalternError) else "interrupted"
+    if isinstance(ended, SalternError):
+        return str(ended)
+    return "interrupted" if ended.__cause__ is None else f"interrupted; {ended.__cause__}"
 
 
 # ---- what is beside the figures

@@ -27,6 +27,8 @@ class Measures(msgspec.Struct, rename="camel", kw_only=True):
         read_calls, write_calls: prompts that were read from nodes, and stored there; each is one batch.
         failed_blocks: of reads and writes that a node or the network did not answer; each was a miss or was not stored.
         wrong_blocks: whose bytes were not those that had been stored; there is no reason for any.
+        unfinished_calls: that were in flight when a column which was cut short was closed: neither they nor their bytes
+            are counted, though nodes may have counted some.
         restart_s: from the first SIGTERM until every client reached every node again, the time away not counted; None
             where nothing was restarted.
         detection_s: from kill -9 until no client was sent to the node any more; None where none was killed, or traffic
@@ -42,6 +44,7 @@ class Measures(msgspec.Struct, rename="camel", kw_only=True):
     write_calls: int = 0
     failed_blocks: int = 0
     wrong_blocks: int = 0
+    unfinished_calls: int = 0
     restart_s: float | None = None
     detection_s: float | None = None
 

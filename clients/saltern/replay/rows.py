@@ -123,6 +123,7 @@ MEASURED_ROWS: Final = (
         _cached(_measured(lambda _, m: m.failed_blocks)),
     ),
     Row("wrong_blocks", "blocks with wrong bytes", Unit.COUNT, _cached(_measured(lambda _, m: m.wrong_blocks))),
+    Row("unfinished_calls", "calls not finished", Unit.COUNT, _cached(_measured(lambda _, m: m.unfinished_calls))),
     Row("restart_s", "restart took", Unit.SECONDS, _measured(lambda _, m: m.restart_s)),
     Row("detection_s", "loss found out after", Unit.SECONDS, _measured(lambda _, m: m.detection_s)),
 )

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -21,7 +22,8 @@ import pytest
 
 from dataplane.replay.engine import SimulatedEngine
 from saltern.cli import main
-from saltern.errors import InvalidArgumentError, ResourceExhaustedError
+from saltern.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from saltern.replay.assemble import run_replay
 from saltern.replay.measured.calls import Payloads
 from saltern.replay.measured.engine import MeasuredEngine
 from saltern.replay.measured.options import MeasuredOptions, Scale
@@ -38,6 +40,9 @@ BLOCK_TOKENS = 16
 MODEL = ModelProfile(linear_flops_per_token=1.0, attention_flops_per_pair=0.0, kv_bytes_per_token=256)
 MACHINE = HardwareProfile(flops_per_s=1e15, link_bytes_per_s=math.inf, latency_s=0.0)
 NODE_BLOCKS = 256
+READY_FILE = "saltern-replay-*/nodes/node-0.json"
+#: Only so that a test ends at all.
+PATIENCE_S = 300.0
 
 
 def write_trace(path: Path, requests: int, *, tenants: int = 1, seed: int = 7) -> Path:
@@ -135,15 +140,29 @@ def test_with_several_calls_in_flight_what_fits_is_hit_alike(tmp_path: Path, tem
     assert list(temporary.iterdir()) == []
 
 
-def test_interrupted_it_prints_what_is_known_and_leaves_nothing_running(tmp_path: Path, temporary: Path) -> None:
-    trace = write_trace(tmp_path / "t.jsonl", 400)  # 20 s of traffic, replayed as it came
-    profile, report, page = tmp_path / "p.json", tmp_path / "r.json", tmp_path / "r.html"
+# ---- cut short
+
+
+def write_pause(path: Path) -> Path:
+    """A request, and the next one an hour later."""
+    rows = [
+        {"timestamp": at_s * 1000, "input_length": 3 * BLOCK_TOKENS, "output_length": 1, "hash_ids": [1, 2, 3]}
+        for at_s in (0, 3600)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@contextlib.contextmanager
+def replaying(trace: Path, temporary: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """``saltern replay --engine measured`` on one node, as a process, while it serves column ``shared``."""
+    profile = trace.parent / "profile.json"
     small = {"linearFlopsPerToken": 1.0, "attentionFlopsPerPair": 0, "kvBytesPerToken": 256}
     profile.write_text(json.dumps({"models": {"small": small}}))
-    options = ["--engine", "measured", "--speed", "1", "--column", "no-cache", "--column", "shared", "--nodes", "1"]
-    options += ["--node-memory", "4MiB", "--engines", "2", "--profile", str(profile), "--model", "small"]
+    options = ("--engine", "measured", "--column", "no-cache", "--column", "shared", "--nodes", "1", *options)
+    options = ("--node-memory", "4MiB", "--engines", "8", "--profile", str(profile), "--model", "small", *options)
     with subprocess.Popen(
-        [sys.executable, "-m", "saltern", "replay", str(trace), *options, "--json", str(report), "--html", str(page)],
+        [sys.executable, "-m", "saltern", "replay", str(trace), *options],
         env={**os.environ, "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -151,11 +170,34 @@ def test_interrupted_it_prints_what_is_known_and_leaves_nothing_running(tmp_path
     ) as process:
         try:
             until_stored(temporary, process)
-            process.send_signal(signal.SIGINT)
-            shown, said = process.communicate(timeout=60)
+            yield process
         except BaseException:
             process.kill()
             raise
+
+
+def check_adds_up(part: ColumnResult) -> None:
+    """Every request that is counted is in the books with its bytes, and nothing else is."""
+    assert part.measures is not None
+    assert (part.measures.unfinished_calls, part.measures.failed_blocks, part.measures.wrong_blocks) == (0, 0, 0)
+    assert part.measures.read_calls == part.requests == sum(tenant.requests for tenant in part.tenants.values())
+    assert sum(node.read_bytes for node in part.nodes.values()) == part.read_bytes
+    assert sum(node.written_bytes for node in part.nodes.values()) == part.written_bytes
+    held_bytes = sum(node.resident_bytes for node in part.nodes.values())
+    assert part.written_bytes == held_bytes + 4096 * sum(part.evictions_by_cause.values())
+
+
+@pytest.mark.parametrize("is_paced", [False, True], ids=["calls in flight", "an hour until the next request"])
+def test_interrupted_it_prints_what_is_known_and_leaves_nothing_running(
+    tmp_path: Path, temporary: Path, is_paced: bool
+) -> None:
+    path = tmp_path / "t.jsonl"
+    trace = write_pause(path) if is_paced else write_trace(path, 5000)
+    pace = ["--speed", "1"] if is_paced else []
+    report, page = tmp_path / "r.json", tmp_path / "r.html"
+    with replaying(trace, temporary, *pace, "--json", str(report), "--html", str(page)) as process:
+        process.send_signal(signal.SIGINT)
+        shown, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, said
     assert "NOT COMPLETE" in shown and "SHARED (PART)" in shown and "MEASURED" in shown
     assert "CPU of the driver" in shown and "CPU of the nodes" in shown and "limit, shared" in shown
@@ -163,16 +205,102 @@ def test_interrupted_it_prints_what_is_known_and_leaves_nothing_running(tmp_path
     found = decode_report(report.read_bytes())
     assert not found.complete and found.ended == "interrupted"
     assert [result.complete for result in found.columns] == [True, False]
-    assert 0 < found.columns[1].requests < 400
+    part = found.columns[1]
+    assert (part.requests, part.block_accesses) == (1, 3) if is_paced else 0 < part.requests < 5000
+    check_adds_up(part)
     assert "MEASURED" in page.read_text() and "SIMULATED" not in page.read_text()
     assert list(temporary.iterdir()) == []
-    assert not [line for line in command_lines() if os.fsencode(temporary) in line]
+    assert not processes_of(temporary)
+
+
+def test_interrupted_twice_it_ends_at_once_and_what_it_started_ends_by_itself(tmp_path: Path, temporary: Path) -> None:
+    """The node stands still, so that the first one has calls to wait for."""
+    with replaying(write_trace(tmp_path / "t.jsonl", 5000), temporary) as process:
+        (node,) = (json.loads(ready.read_text())["pid"] for ready in temporary.glob(READY_FILE))
+        os.kill(node, signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        while catches(process.pid, signal.SIGINT):  # until the first one was noted: two at a time would be one
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        shown, _ = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == -signal.SIGINT, "which a shell tells as 130"
+        assert "SHARED" not in shown
+    os.kill(node, signal.SIGCONT)  # one that stands still cannot end
+    deadline_s = time.monotonic() + PATIENCE_S
+    while (left := [*temporary.iterdir(), *processes_of(temporary)]) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert left == []
+
+
+def test_calls_that_do_not_end_after_ctrl_c_are_told_and_not_counted(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saltern.replay.measured.driver._TAKING_S", 0.5)
+    monkeypatch.setattr("saltern.replay.measured.node_books._TIMEOUT_S", 0.5)
+    interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+
+    def freeze(*_: object) -> None:
+        if not interrupt.ident:
+            signal_node(temporary, signal.SIGSTOP)
+            interrupt.start()
+
+    trace = load_trace(write_trace(tmp_path / "t.jsonl", 400))
+    report, ended = run_replay(trace, setup_of(nodes=1, engines=4), [Column.SHARED], MeasuredEngine(), freeze)
+    interrupt.join()
+    (part,) = report.columns
+    assert isinstance(ended, KeyboardInterrupt)
+    assert report.ended.startswith("interrupted; node-0 does not answer"), "its books are those that it last told"
+    assert part.measures is not None and not part.complete
+    assert part.measures.unfinished_calls > 0
+    assert 64 <= part.requests == part.measures.read_calls < 400
+    assert sum(node.read_bytes for node in part.nodes.values()) <= part.read_bytes
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_node_that_dies_ends_the_column_with_what_is_known(tmp_path: Path, temporary: Path) -> None:
+    killed = False
+
+    def kill(*_: object) -> None:
+        nonlocal killed
+        if not killed:
+            signal_node(temporary, signal.SIGKILL)
+            killed = True
+
+    trace = load_trace(write_trace(tmp_path / "t.jsonl", 400))
+    columns = [Column.NO_CACHE, Column.SHARED, Column.COLD]
+    engine = MeasuredEngine()
+    report, ended = run_replay(
+        trace, setup_of(engines=4), columns, engine, lambda column, _: None if column is Column.NO_CACHE else kill()
+    )
+    assert isinstance(ended, UnavailableError) and ended.reason == "NODE_ENDED" and "it said: " in ended.hint
+    assert report.ended.startswith("node-0 has ended by itself")
+    without, part = report.columns
+    assert without.complete and not part.complete
+    assert part.measures is not None and part.measures.failed_blocks > 0 and part.measures.node_cpu_s > 0
+    assert (part.measures.unfinished_calls, part.measures.wrong_blocks) == (0, 0)
+    assert 64 <= part.requests == part.measures.read_calls < 400
+    told, other = part.nodes["node-0"], part.nodes["node-1"]
+    assert told.written_bytes + other.written_bytes <= part.written_bytes
+    assert other.written_bytes > 0 and other.resident_bytes > 0
+    assert list(temporary.iterdir()) == []
+
+
+def signal_node(temporary: Path, number: signal.Signals) -> None:
+    """Send a signal to the first node of the replay that has its data there."""
+    (ready,) = temporary.glob(READY_FILE)
+    os.kill(json.loads(ready.read_text())["pid"], number)
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal (proc(5), SigCgt)."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:"))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
 def until_stored(temporary: Path, process: subprocess.Popen[str]) -> None:
     """Wait until the node has stored something: traffic is on its way."""
     while process.poll() is None:
-        for ready in temporary.glob("saltern-replay-*/nodes/node-0.json"):
+        for ready in temporary.glob(READY_FILE):
             with contextlib.suppress(OSError, ValueError):
                 endpoint = json.loads(ready.read_text())["metrics_endpoint"]
                 connection = HTTPConnection(endpoint, timeout=5)
@@ -187,10 +315,13 @@ def until_stored(temporary: Path, process: subprocess.Popen[str]) -> None:
     raise AssertionError(process.communicate())
 
 
-def command_lines() -> Iterator[bytes]:
+def processes_of(temporary: Path) -> list[bytes]:
+    """Command lines of processes that have something to do with a folder."""
+    found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it ended meanwhile
-            yield path.read_bytes()
+            found.append(path.read_bytes())
+    return [line for line in found if os.fsencode(temporary) in line]
 
 
 # ---- without a node

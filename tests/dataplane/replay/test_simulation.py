@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import signal
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -225,16 +226,29 @@ def test_a_damaged_trace_gives_what_came_before_and_then_the_error() -> None:
             next(results)
 
 
-def test_ctrl_c_gives_what_is_known_so_far() -> None:
-    def stop(column: Column, served: int) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_gives_what_is_known_so_far_and_it_adds_up(number: signal.Signals) -> None:
+    """Nothing is evicted, so nodes hold every block of the requests that are counted, those on their way included."""
 
-    results = SimulatedEngine().replay(busy_trace(600, 1), setup_of(), [Column.SHARED], stop)
-    part = next(results)
-    assert not part.complete
-    assert 0 < part.requests < 600
-    with pytest.raises(KeyboardInterrupt):
-        next(results)
+    def stop(column: Column, served: int) -> None:
+        signal.raise_signal(number)
+
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    trace = busy_trace(600, 1)
+    for hardware in (INSTANT, MACHINE):
+        results = SimulatedEngine().replay(trace, setup_of(10_000, hardware), [Column.SHARED, Column.COLD], stop)
+        part = next(results)
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+        assert not part.complete
+        assert 0 < part.requests < 600
+        served = list(trace)[: part.requests]
+        assert part.prompt_tokens == sum(request.input_tokens for request in served)
+        assert part.block_accesses == sum(len(request.block_ids) for request in served)
+        assert sum(node.written_bytes for node in part.nodes.values()) == part.written_bytes
+        held_bytes = sum(tenant.occupancy_bytes for tenant in part.tenants.values())
+        assert held_bytes == BLOCK_TOKENS * len({block for request in served for block in request.block_ids})
+        with pytest.raises(KeyboardInterrupt):
+            next(results)
 
 
 def test_the_same_replay_gives_the_same_figures() -> None:

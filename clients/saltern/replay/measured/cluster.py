@@ -55,6 +55,15 @@ class NodeProcess:
         return self._process is not None
 
     @property
+    def has_died(self) -> bool:
+        """Whether it has ended although nobody here has stopped it."""
+        if self._process is None:
+            return False
+        # Not taken note of (WNOWAIT): what CPU time it took can be read until then.
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._process.pid, options) is not None
+
+    @property
     def metrics_endpoint(self) -> str:
         return str(self.ready["metrics_endpoint"])
 
@@ -82,11 +91,14 @@ class NodeProcess:
                     self.ready = ready
                     return
             time.sleep(_POLL_S)
-        said = self._log_path.read_text(errors="replace").splitlines()[-1:]
         self.kill()
         raise UnavailableError(
-            f"{self.name} did not start", reason="NODE_NOT_STARTED", hint=f"it said: {''.join(said)[:300]}"
+            f"{self.name} did not start", reason="NODE_NOT_STARTED", hint=f"it said: {self.last_words()}"
         )
+
+    def last_words(self) -> str:
+        """The last line of its log."""
+        return "".join(self._log_path.read_text(errors="replace").splitlines()[-1:])[:300]
 
     def forget(self) -> None:
         """Remove what is kept of the memory of a node that does not run, so that it begins empty."""
@@ -100,14 +112,14 @@ class NodeProcess:
             self._process.send_signal(signal.SIGTERM)
 
     def wait_stopped(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
+        if self._process is None:
             return
         try:
-            process.wait(_STOP_TIMEOUT_S)
+            self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self._process.kill()
+            self._process.wait()
+        self._process = None  # not before: one that is not waited for to its end (Ctrl-C) is still to be killed
 
     def kill(self) -> None:
         """Kill -9: it writes nothing down and says goodbye to nobody."""
@@ -163,6 +175,11 @@ class Cluster:
         for node in self.nodes:
             node.wait_stopped()
 
+    def kill(self) -> None:
+        """Kill -9 every node that runs."""
+        for node in self.running:
+            node.kill()
+
     def forget(self) -> None:
         """Let nodes that do not run begin empty."""
         for node in self.nodes:
@@ -206,7 +223,7 @@ def running_cluster(*, nodes: int, dram_bytes: int, eviction: str, reservations:
             processes.append(NodeProcess(name, folder, None if memory is None else Path(f"{memory}-{name}"), words))
         cluster = Cluster(admin, processes)
         resources.callback(cluster.forget)
-        resources.callback(cluster.stop)
+        resources.callback(cluster.kill)  # nothing of theirs is wanted any more, and whoever interrupted us waits
         yield cluster
 
 

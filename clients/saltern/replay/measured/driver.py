@@ -8,6 +8,9 @@ The loop is that of the simulated replay; what it cannot foresee is when a read 
 not before t, and its prefill not before the shortest that it could be, so everything earlier than that may happen
 meanwhile: engines that prefill long prompts leave room for the reads of the others, and that many calls are in flight.
 A read that might find blocks which are being stored waits for those, since in virtual time they are there already.
+
+A request, a call and its bytes are counted together, when the call is taken; what may end a column early
+(:meth:`Driver.stop`) is looked at only where nothing is half counted. So a column that is cut short is exact, too.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ from enum import IntEnum
 from functools import partial
 from heapq import heappop, heappush
 from queue import Empty, SimpleQueue
-from threading import Barrier
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
+from saltern.errors import SalternError
 from saltern.replay.arrivals import Arrivals
 from saltern.replay.collector import Collector, Served
 from saltern.replay.measured.calls import PromptCalls, Read, Wrote
@@ -38,6 +41,12 @@ _T = TypeVar("_T")
 Failure = Callable[[float], "tuple[float, Callable[[], None]] | None"]
 #: Requests between two reports of progress.
 _PROGRESS_EVERY: Final = 64
+#: How long a driver that was stopped waits for calls in flight; healthy nodes answer in a small part of it.
+_TAKING_S: Final = 10.0
+
+
+class _Stopped(Exception):  # noqa: N818 - no error: how the loop is left
+    """Raised where nothing is half counted, once a driver was stopped."""
 
 
 class _Kind(IntEnum):
@@ -82,8 +91,10 @@ class Driver:
         calls: of each tenant; None for no cache at all.
         rooms: memory to read into, one for each call in flight.
         speed: seconds of traffic in one of ours; None: as fast as calls are answered.
+        why_failed: asked after blocks were left without an answer: why that ends the column, if it does.
 
     Attributes:
+        error: what ended it early, unless it was whoever called :meth:`stop`.
         measures: filled while it runs.
         block_accesses: as in the simulated replay.
         read_s, written_s: that calls took, summed.
@@ -99,8 +110,9 @@ class Driver:
         collector: Collector,
         speed: float | None = None,
         progress: Callable[[int], None] = lambda _: None,
+        why_failed: Callable[[], SalternError | None] = lambda: None,
     ) -> None:
-        self._calls, self._collector, self._progress = calls, collector, progress
+        self._calls, self._collector, self._progress, self._why_failed = calls, collector, progress, why_failed
         self._block_tokens = block_tokens
         self._failures: list[tuple[int, Failure]] = []
         self._speed = speed
@@ -108,7 +120,7 @@ class Driver:
         self._workers = Workers(setup, block_tokens, times=self._times, start=self._start)
         self._has_local = setup.engine_cache_tokens > 0
         self._events: list[_Event] = []
-        self._serial = self._arrived = 0
+        self._serial = self._arrived = self._served = 0
         self._arrivals: Arrivals | None = None
         self._in_flight = max(1, len(rooms))
         self._rooms: SimpleQueue[RegisteredBuffer] = SimpleQueue()
@@ -118,10 +130,12 @@ class Driver:
         self._pool = ThreadPoolExecutor(len(rooms), "saltern-replay") if len(rooms) > 1 else None
         self._reading: dict[Future[Read], _Work] = {}
         self._storing: dict[Future[Wrote], _Storing] = {}
-        #: Calls that are over and not taken yet, each once.
-        self._over: SimpleQueue[Future[Any]] = SimpleQueue()
+        #: Calls that are over and not taken yet, each once; None only wakes.
+        self._over: SimpleQueue[Future[Any] | None] = SimpleQueue()
         self._on_the_way: dict[tuple[str, int], Future[Wrote]] = {}
         self._began_s = 0.0
+        self._is_stopped = False
+        self.error: SalternError | None = None
         self.now_s = 0.0
         self.measures = Measures()
         self.block_accesses = 0
@@ -136,36 +150,41 @@ class Driver:
         """Let failures happen, each when so many requests have arrived; no call is in flight then."""
         self._failures = list(failures)
 
-    def run(self, arrivals: Arrivals) -> None:
-        """Serve every request to its end; whatever ends it early, no call is in flight when it returns."""
+    def stop(self, why: SalternError | None = None) -> None:
+        """Let :meth:`run` begin nothing more, take the calls that end soon, and return; also for signal handlers."""
+        self.error = self.error or why
+        self._is_stopped = True
+        self._over.put(None)  # may come at any time, in the middle of another put or get too
+
+    def run(self, arrivals: Arrivals) -> bool:
+        """Serve requests to the last, or until :meth:`stop`; returns whether it was the last.
+
+        Calls that have not ended ten seconds after that are counted in ``measures.unfinished_calls``, and stay in
+        flight until clients are closed; otherwise none is in flight when this returns or raises.
+        """
         self._arrivals = arrivals
         self._began_s = time.perf_counter()
         try:
-            self._start_threads()
             self._push_first()
             while self._events or self._reading:
+                self._go_on()
                 if not self._events or self._events[0][0] >= self._horizon_s():
                     self._wait_for_calls()
                 else:
                     self._happen(*heappop(self._events))
             self._quiesce()
+        except _Stopped:
+            self._take_what_ends()
+            return False
         finally:
             if self._pool is not None:
-                self._pool.shutdown(cancel_futures=True)
+                self._pool.shutdown(wait=not self.measures.unfinished_calls)
             self.measures.wall_s = time.perf_counter() - self._began_s
+        return True
 
-    def _start_threads(self) -> None:
-        """All of them, before there is a call: a pool starts them one by one as calls come, and does not wait for one
-        that it was just starting when Ctrl-C came, nor for that one's call."""
-        if self._pool is None:
-            return
-        met = Barrier(self._in_flight)
-        try:
-            for begun in [self._pool.submit(met.wait) for _ in range(self._in_flight)]:
-                begun.result()
-        except BaseException:
-            met.abort()
-            raise
+    def _go_on(self) -> None:
+        if self._is_stopped:
+            raise _Stopped
 
     def _happen(self, at_s: float, kind: int, _: int, what: _Work | TraceRequest | Callable[[], None]) -> None:
         self._keep_pace(at_s)
@@ -213,8 +232,6 @@ class Driver:
         if self._calls is None or not ids:
             self._settle(work)
             return
-        self.block_accesses += len(ids)
-        self.measures.read_calls += 1
         self._reading[self._submit(self._read, work, self._stores_of(request))] = work
 
     def _read(self, work: _Work, stores: set[Future[Wrote]]) -> Read:
@@ -243,6 +260,7 @@ class Driver:
         prefill_s = self._times.prefill_s(tokens, cached * block_tokens)
         done_s = work.start_s + read_s + prefill_s
         if read is not None:
+            self.block_accesses += len(request.block_ids)
             self._note_read(read, work.start_s + read_s)
         if self._has_local:
             work.worker.local.use(request.tenant, request.block_ids)
@@ -262,14 +280,21 @@ class Driver:
         )
         self._collector.served(served)
         self._answer(request, done_s + served.decode_s)
-        if self._arrived % _PROGRESS_EVERY == 0:
-            self._progress(self._arrived)
+        self._served += 1
+        if self._served % _PROGRESS_EVERY == 0:
+            self._progress(self._served)
 
     def _note_read(self, read: Read, at_s: float) -> None:
         self.read_s += read.read_s
-        self.measures.failed_blocks += read.failed_blocks
+        self.measures.read_calls += 1
+        self._note_failed(read.failed_blocks)
         self.measures.wrong_blocks += read.wrong_blocks
         self._collector.moved(at_s, read_bytes=read.read_blocks * self.measures.block_bytes)
+
+    def _note_failed(self, blocks: int) -> None:
+        self.measures.failed_blocks += blocks
+        if blocks and (error := self._why_failed()) is not None:
+            self.stop(error)
 
     def _store(self, work: _Work) -> None:
         """A prefill has ended: send nodes what they lack. The engine does not wait for it."""
@@ -278,7 +303,6 @@ class Driver:
         if read is None or (read.prefix >= len(request.block_ids) and not read.extra):
             return
         assert self._calls is not None
-        self.measures.write_calls += 1
         storing = self._submit(self._calls[request.tenant].write, request.block_ids, read)
         self._storing[storing] = _Storing(self.now_s, request.tenant, request.block_ids[read.prefix :])
         if self._pool is None:
@@ -294,7 +318,8 @@ class Driver:
                 del self._on_the_way[tenant, block]
         wrote = storing.result()
         self.written_s += wrote.write_s
-        self.measures.failed_blocks += wrote.failed_blocks
+        self.measures.write_calls += 1
+        self._note_failed(wrote.failed_blocks)
         self._collector.moved(at_s + wrote.write_s, written_bytes=wrote.stored_blocks * self.measures.block_bytes)
 
     def _answer(self, request: TraceRequest, at_s: float) -> None:
@@ -323,16 +348,33 @@ class Driver:
         return begun
 
     def _wait_for_calls(self, timeout_s: float | None = None) -> None:
-        """Wait for a call in flight, and take what is over."""
+        """Wait for a call in flight, and take what is over.
+
+        Raises:
+            _Stopped: that was asked for.
+        """
+        self._take_over(timeout_s)
+        self._go_on()
+
+    def _take_over(self, timeout_s: float | None) -> None:
+        """Take every call that is over; where none is, wait for one that long at most."""
         try:
-            call = self._over.get(timeout=timeout_s)
+            self._take(self._over.get(timeout=timeout_s))
             while True:
-                self._take(call)
-                call = self._over.get_nowait()
+                self._take(self._over.get_nowait())
         except Empty:
             return
 
-    def _take(self, call: Future[Any]) -> None:
+    def _take_what_ends(self) -> None:
+        """Count what nodes have counted: the calls that end in time."""
+        deadline_s = time.perf_counter() + _TAKING_S
+        while (self._reading or self._storing) and (left_s := deadline_s - time.perf_counter()) > 0:
+            self._take_over(left_s)
+        self.measures.unfinished_calls = len(self._reading) + len(self._storing)
+
+    def _take(self, call: Future[Any] | None) -> None:
+        if call is None:
+            return
         work = self._reading.pop(call, None)
         if work is not None:
             work.read = cast("Read", call.result())
@@ -351,15 +393,19 @@ class Driver:
             return
         due_s = self._began_s + at_s / self._speed
         while (left_s := due_s - time.perf_counter()) > 0:
-            if self._reading or self._storing:
-                self._wait_for_calls(left_s)
-            else:
-                time.sleep(left_s)
+            self._wait_for_calls(left_s)
 
     def _unclocked(self, happen: Callable[[], _T]) -> _T:
-        """Let something happen for which traffic stands still."""
+        """Let something happen for which traffic stands still.
+
+        Raises:
+            _Stopped: it has failed: the column ends here.
+        """
         began_s = time.perf_counter()
         try:
             return happen()
+        except SalternError as error:
+            self.stop(error)
+            raise _Stopped from error
         finally:
             self._began_s += time.perf_counter() - began_s

@@ -7,11 +7,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Final, TypeVar
 
-from saltern.errors import InvalidArgumentError
+from saltern.errors import InvalidArgumentError, SalternError, UnavailableError
 from saltern.names import TenantId
 from saltern.replay.arrivals import Arrivals
 from saltern.replay.collector import Collector
 from saltern.replay.engines import Progress
+from saltern.replay.interrupts import held_interrupts, raise_end
 from saltern.replay.measured.calls import READ_MAX_BYTES, Payloads, PromptCalls
 from saltern.replay.measured.cast import Cast, made_cast
 from saltern.replay.measured.cluster import Cluster, running_cluster
@@ -237,8 +238,13 @@ class _Run:
         self, column: Column, served: _Served | None, calls: Mapping[str, PromptCalls] | None
     ) -> Iterator[ColumnResult]:
         books = None if served is None else served.books
+
+        def death() -> SalternError | None:
+            return None if served is None else _death(served.cluster)
+
         looked = _Looked(books)
         collector = Collector(column, self._setup.slo, looked.held_bytes)
+        arrivals = Arrivals(self._trace, self._setup.delays)
         driver = Driver(
             self._setup,
             self._trace.block_tokens,
@@ -247,6 +253,7 @@ class _Run:
             collector=collector,
             speed=None if served is None else self._options.speed,  # without nodes there is nothing to wait for
             progress=lambda requests: self._progress(column, requests),
+            why_failed=death,
         )
         if served is not None and books is not None:
             driver.measures.block_bytes = served.scale.block_bytes
@@ -256,34 +263,29 @@ class _Run:
             books.begin()
         self._cpu.begin()
         began_s = time.process_time()
-        ended: BaseException | None = None
-        arrivals = Arrivals(self._trace, self._setup.delays)
-        try:
-            driver.run(arrivals)
-            ended = arrivals.error
-        except KeyboardInterrupt as stop:
-            ended = stop
-        driver_cpu_s = time.process_time() - began_s
-        driver.measures.node_cpu_s = self._cpu.spent_s()
-        sums = None if books is None else books.sums()
-        if served is not None and ended is not None:
-            served.holds = None
-        result = collector.result(
-            complete=ended is None,
-            recorded_s=self._found.recorded_s,
-            shed=driver.shed,
-            evictions={} if sums is None else _named(sums.evictions()),
-            occupancy_bytes={} if sums is None else _named(sums.held_bytes()),
-            nodes={} if sums is None else sums.nodes(),
-            read_s=driver.read_s,
-            written_s=driver.written_s,
-            block_accesses=driver.block_accesses,
-            driver_cpu_s=driver_cpu_s,
-        )
-        result.measures = driver.measures
+        with held_interrupts(driver.stop) as interrupt:
+            is_whole = driver.run(arrivals)
+            driver_cpu_s = time.process_time() - began_s
+            driver.measures.node_cpu_s = self._cpu.spent_s()
+            sums = None if books is None else books.sums()
+            error = driver.error or arrivals.error or death() or (None if sums is None else sums.error)
+            if served is not None and not (is_whole and error is None):
+                served.holds = None
+            result = collector.result(
+                complete=is_whole and error is None,
+                recorded_s=self._found.recorded_s,
+                shed=driver.shed,
+                evictions={} if sums is None else _named(sums.evictions()),
+                occupancy_bytes={} if sums is None else _named(sums.held_bytes()),
+                nodes={} if sums is None else sums.nodes(),
+                read_s=driver.read_s,
+                written_s=driver.written_s,
+                block_accesses=driver.block_accesses,
+                driver_cpu_s=driver_cpu_s,
+            )
+            result.measures = driver.measures
         yield result
-        if ended is not None:
-            raise ended
+        raise_end(interrupt, error)
 
     def _failures(self, column: Column, served: _Served, driver: Driver) -> list[tuple[int, Failure]]:
         """(requests that have arrived before, what happens then)."""
@@ -291,8 +293,7 @@ class _Run:
 
         def restart(now_s: float) -> tuple[float, Callable[[], None]]:
             began_s = time.perf_counter()
-            for node in cluster.running:
-                books.close(node)
+            books.close(cluster.running)
             cpu.pause()
             cluster.stop()
             if self._setup.restart is Restart.LOST:
@@ -310,7 +311,7 @@ class _Run:
 
         def lose(_: float) -> None:
             node = cluster.nodes[lost_node(self._setup)]
-            books.close(node)
+            books.close([node])
             cpu.pause()
             node.kill()
             cpu.resume()
@@ -322,6 +323,18 @@ class _Run:
         at = loss_after(self._setup, self._found)
         failure = {Column.AFTER_RESTART: restart, Column.NODE_LOST: lose}.get(column)
         return [] if failure is None else [(at, failure)]
+
+
+def _death(cluster: Cluster) -> UnavailableError | None:
+    """A node that has ended by itself; None while there is none."""
+    node = next((node for node in cluster.running if node.has_died), None)
+    if node is None:
+        return None
+    return UnavailableError(
+        f"{node.name} has ended by itself",
+        reason="NODE_ENDED",
+        hint=f"find out why, and replay again; it said: {node.last_words()}",
+    )
 
 
 class _NodeCpu:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from typing import Final, NamedTuple
@@ -34,59 +35,97 @@ class _Count(NamedTuple):
     kind: str
 
 
+class _Page(NamedTuple):
+    """What a page says: counters, and bytes charged by tenant."""
+
+    counts: Counter[_Count]
+    held: Mapping[str, int]
+
+
+_NOTHING: Final = _Page(Counter(), {})
 _COUNTERS: Final = {"evictions_total": "cause", "puts_refused_total": "reason"}
 _GET_BYTES: Final = "get_bytes_total"
 _PUT_BYTES: Final = "put_bytes_total"
 
 
 class NodeBooks:
-    """Counters since :meth:`begin`, although nodes are stopped and started meanwhile, and what is held now."""
+    """Counters since :meth:`begin`, although nodes are stopped and started meanwhile, and what is held now.
+
+    A node that does not answer has what it last told.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._before: dict[str, Counter[_Count]] = {}
         self._past: dict[str, Counter[_Count]] = {}
+        self._last: dict[str, _Page] = {}
 
     def begin(self) -> None:
         """Count from nothing; call it when nothing moves."""
         self._past = {node.name: Counter() for node in self._cluster.nodes}
-        self._before = {node.name: _fresh(node)[0] for node in self._cluster.running}
+        self._last = {node.name: _fresh(node) for node in self._cluster.running}
+        self._before = {name: page.counts for name, page in self._last.items()}
 
-    def close(self, node: NodeProcess) -> None:
-        """Keep what a node has counted: its process is about to end, and the next one begins at nothing."""
-        counts = _fresh(node)[0]
-        counts.subtract(self._before.pop(node.name, Counter()))
-        self._past[node.name] += counts
+    def close(self, nodes: Iterable[NodeProcess]) -> None:
+        """Keep what nodes have counted: their processes are about to end, and the next ones begin at nothing.
+
+        Raises:
+            UnavailableError: NODE_NOT_ANSWERING: one does not tell; nothing is closed then.
+        """
+        pages = {node.name: _fresh(node) for node in nodes}
+        for name, page in pages.items():
+            self._past[name] = self._so_far(name, page)
+            self._before.pop(name, None)
+            self._last.pop(name, None)
 
     def held_bytes(self) -> dict[str, int]:
         """What is charged to each tenant, by tenant id, on all nodes that run, as it was a moment ago."""
         held: Counter[str] = Counter()
         for node in self._cluster.running:
-            held.update(_read(_page(node))[1])
+            with suppress(UnavailableError):
+                self._last[node.name] = _read(_page(node))
+            held.update(self._last.get(node.name, _NOTHING).held)
         return dict(held)
 
     def sums(self) -> Sums:
         """What was counted and what is held now; call it when nothing moves."""
-        counts = {name: past.copy() for name, past in self._past.items()}
-        held: dict[str, Counter[str]] = {}
+        counts, held = dict(self._past), {}
+        error: UnavailableError | None = None
         for node in self._cluster.running:
-            now, held_now = _fresh(node)
-            now.subtract(self._before.get(node.name, Counter()))
-            counts[node.name].update(now)
-            held[node.name] = Counter(held_now)
-        return Sums(counts, held)
+            try:
+                page = _fresh(node)
+            except UnavailableError as silent:
+                page, error = self._last.get(node.name, _NOTHING), silent
+            counts[node.name] = self._so_far(node.name, page)
+            held[node.name] = page.held
+        return Sums(counts, held, error)
+
+    def _so_far(self, name: str, page: _Page) -> Counter[_Count]:
+        """What a node has counted in this life and those before."""
+        counts = self._past[name].copy()
+        counts.update(page.counts)
+        counts.subtract(self._before.get(name, Counter()))
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Counters, and bytes charged to tenants, by node."""
+    """Counters, and bytes charged to tenants, by node.
+
+    Attributes:
+        error: a node did not answer; its part is what it last told.
+    """
 
     _counts: Mapping[str, Counter[_Count]]
-    _held: Mapping[str, Counter[str]]
+    _held: Mapping[str, Mapping[str, int]]
+    error: UnavailableError | None
 
     def held_bytes(self) -> dict[str, int]:
         """By tenant id."""
-        return dict(sum(self._held.values(), Counter()))
+        held: Counter[str] = Counter()
+        for of_node in self._held.values():
+            held.update(of_node)
+        return dict(held)
 
     def nodes(self) -> dict[str, NodeResult]:
         """Bytes of each node; how long its link was busy is not known."""
@@ -98,7 +137,7 @@ class Sums:
             name: NodeResult(
                 read_bytes=of(counts, _GET_BYTES),
                 written_bytes=of(counts, _PUT_BYTES),
-                resident_bytes=sum(self._held.get(name, Counter()).values()),
+                resident_bytes=sum(self._held.get(name, {}).values()),
             )
             for name, counts in self._counts.items()
         }
@@ -126,8 +165,7 @@ class Sums:
         return found
 
 
-def _read(page: str) -> tuple[Counter[_Count], dict[str, int]]:
-    """(counters, bytes charged by tenant) of a page."""
+def _read(page: str) -> _Page:
     counts: Counter[_Count] = Counter()
     held: dict[str, int] = {}
     for line in page.splitlines():
@@ -142,10 +180,10 @@ def _read(page: str) -> tuple[Counter[_Count], dict[str, int]]:
             counts[_Count(tenant, name, "")] = value
         elif name == "used_bytes" and labels.get("tier") == "dram":
             held[tenant] = value
-    return counts, held
+    return _Page(counts, held)
 
 
-def _fresh(node: NodeProcess) -> tuple[Counter[_Count], dict[str, int]]:
+def _fresh(node: NodeProcess) -> _Page:
     """Of a page that was made after this was called: one that is not the same as the last. What a page cost to make
     stands on the next one, so no two are.
 
