@@ -147,11 +147,11 @@ def _use_by_lru(  # noqa: PLR0917, PLR0915 - called once for each batch, and all
     refused: PutRefused | None,
     reads: bool,
 ) -> None:
-    """The same for LRU, where it is simple: whatever is used becomes the warmest, as which object it may be.
+    """The same for LRU, where it is simple: whatever was touched or stored is the warmest entry.
 
-    The ring is threaded here, without a call of the order for each step, and is closed when somebody else looks at it:
-    in between, ``warmer`` of the warmest and ``colder`` of the root are not those that they will be. A replay spends
-    most of its time here. What is told of evicted entries (:attr:`Pool.demote`) does not look at the order.
+    The ring is threaded here, without a call of the order for each step, and is closed before anybody else looks at it:
+    until then ``warmer`` of the warmest and ``colder`` of the root are out of date, and nobody reads them. A replay
+    spends most of its time here. Who is told of evicted entries (:attr:`Pool.demote`) does not look at the order.
     """
     size_bytes, extent_bytes = lengths
     entries, counters, demote, root = index.entries, index.owner.counters, pool.demote, order.root

@@ -1,9 +1,10 @@
 """24 simulated hours of a fleet: ``python -m tests.replay.fleet_day TRACES_FOLDER [--tenants N] [--write FILE.yaml]``.
 
-Recorded traces become the working days of 100 tenants: a slice of each is stretched to ten hours and begins in the
-morning of one of three time zones; a few scan all day long. They share nodes of the real core under quotas of their
-own, one node is lost for good after half of the requests. Prints hit rate over the day, who lost what to whom, and
-what the books say; ends with 1 where a tenant was above its limit (I4) or the books are not exact (I8).
+Recorded traces become the days of 100 tenants: a slice of a conversation or of tool calls is stretched to ten hours and
+begins in the morning of one of three time zones, agents run in a sixtieth of their speed, documents are asked for as
+they were on one day of a recorded week, and a few tenants scan all day long. They share nodes of the real core under
+quotas of their own; then one node is lost for good after half of the requests. Prints hit rate over the day, who lost
+what to whom, and what the books say; ends with 1 where a tenant was above its limit (I4) or books are not exact (I8).
 
 Column ``cold`` (walls: each tenant has its reservation and no more) is what a tenant has alone.
 """
@@ -25,7 +26,7 @@ from dataplane.replay.engine import SimulatedEngine, client_placement
 from dataplane.replay.fleet import Locator
 from dataplane.replay.node import CacheNode
 from saltern.replay.profiles import builtin_profiles
-from saltern.replay.results import Column, ColumnResult
+from saltern.replay.results import Column, ColumnResult, Series
 from saltern.replay.room import Room
 from saltern.replay.setup import ReplaySetup, TenantQuota
 from saltern.traces.compositions import build, composition_from
@@ -43,8 +44,8 @@ _WEEK_DAYS: Final = 7
 
 
 def composition(tenants: int, seed: int = 0) -> dict[str, Any]:
-    """As YAML has it: of ten tenants four chat, three call tools, two are agents, one asks documents; the last of
-    fifty scans."""
+    """As YAML has it: of each ten tenants four chat, three call tools, two are agents, one asks documents; every
+    fiftieth scans instead."""
     parts = {}
     for number in range(tenants):
         # Tenants of one time zone do not begin in the same minute.
@@ -156,14 +157,19 @@ def above_limits(result: ColumnResult, limit_bytes: Mapping[str, int]) -> list[s
     return broken
 
 
+def every_two_hours(series: Series) -> list[float | None]:
+    """Mean hit rate over the bins of each two hours; None where nothing was asked for."""
+    at_once = max(1, round(7200 / series.bin_s))
+    parts = [series.hit_rate[first : first + at_once] for first in range(0, len(series.hit_rate), at_once)]
+    asked = [[rate for rate in part if rate is not None] for part in parts]
+    return [sum(rates) / len(rates) if rates else None for rates in asked]
+
+
 def print_day(day: Day) -> None:
     for column, result in day.columns.items():
         print(f"\n{column}: {result.requests:,} requests, {result.block_accesses:,} block accesses")
         print(f"  hit rate {result.hit_rate:.4f}; simulated in {result.driver_cpu_s:.1f} s of CPU")
-        per_line = max(1, round(7200 / result.series.bin_s))
-        rates = [rate for rate in result.series.hit_rate if rate is not None]
-        hours = [rates[at : at + per_line] for at in range(0, len(rates), per_line)]
-        print("  every two hours", *(f"{sum(some) / len(some):.3f}" for some in hours if some))
+        print("  every two hours", *("-" if rate is None else f"{rate:.3f}" for rate in every_two_hours(result.series)))
         if column is Column.COLD:
             continue
         rho = day.rho(column)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from saltern.replay.results import Column
+from saltern.replay.results import Column, Series
 from saltern.traces.compositions import build, composition_from
 from tests.replay.fleet_day import (
     BLOCK_TOKENS,
@@ -17,6 +17,7 @@ from tests.replay.fleet_day import (
     DAY_S,
     above_limits,
     composition,
+    every_two_hours,
     held,
     print_day,
     serve,
@@ -66,6 +67,11 @@ def test_i4_i5_no_tenant_is_above_its_limit_all_day_and_a_scan_takes_nothing_tha
     print_day(day)
     shown = capsys.readouterr().out
     assert "least hit rate over that alone" in shown and "node-lost:" in shown
+
+
+def test_hours_without_a_request_stay_where_they_are() -> None:
+    series = Series(bin_s=3600.0, hit_rate=[0.2, 0.4, None, None, None, 0.5, 0.1])
+    assert every_two_hours(series) == [pytest.approx(0.3), None, 0.5, 0.1]
 
 
 def test_a_hundred_tenants_are_composed_of_what_there_is() -> None:
