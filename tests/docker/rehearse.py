@@ -1,5 +1,7 @@
 """``python -m tests.docker.rehearse``: compose.yaml carried out, each service a process with the image's command line.
 
+With ``--images`` each is a container of an image that was built from the Dockerfile, by an OCI runtime; without, the
+files are this machine's own (:mod:`tests.docker.container`).
 Every service has a network namespace of its own, with the name that the file gives it, so that ``0.0.0.0:7700``, the
 alias ``control`` of both control planes and the addresses that nodes advertise are what they will be. Needs root.
 Prints what it has done; ends with 0 if all of it went as the file says.
@@ -20,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.docker import compose
-from tests.docker.container import UID, Container, Image
+from tests.docker.container import UID, Bubblewrap, Container, Engine, Wishes
 from tests.docker.database import DatabaseContainer
-from tests.docker.dockerfile import ROOT, stages
+from tests.docker.dockerfile import ROOT
 from tests.docker.monitoring import Monitoring, ask_every_panel
+from tests.docker.runtime import Crun
 from tests.support.network import Host, can_make_namespaces, enter_private_network, network
 
 HEALTHY_S = 120.0
@@ -62,14 +65,14 @@ saltern key create engine-2 --tenant acme --role writer --save /tmp/secrets/acme
 class Rehearsal:
     """The services of the file that have been started, and the volumes of all."""
 
-    def __init__(self, folder: Path, hosts: Mapping[str, Host], environment: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, hosts: Mapping[str, Host], environment: Mapping[str, str], engine: Engine) -> None:
         self.services: dict[str, dict[str, Any]] = compose.read(environment)["services"]
         self._folder = folder
         self._hosts = hosts
+        self._engine = engine
         self.running: dict[str, Container] = {}
         self.database: DatabaseContainer | None = None
         self.ended: set[str] = set()
-        self._images: dict[str, Image] = {}
 
     def say(self, line: str) -> None:
         print(line, flush=True)
@@ -82,12 +85,6 @@ class Rehearsal:
             path.chmod(0o700)
             os.chown(path, UID, UID)
         return path
-
-    def image(self, service: Mapping[str, Any]) -> Image:
-        target = service["build"]["target"]
-        if target not in self._images:
-            self._images[target] = Image.make(stages()[target], self._folder / "images" / target)
-        return self._images[target]
 
     def up(self, name: str) -> None:
         """Start a service once everything that it depends on is as it must be."""
@@ -105,19 +102,18 @@ class Rehearsal:
 
     def start(self, name: str, service: Mapping[str, Any], *, command: tuple[str, ...] | None = None) -> Container:
         """Start a container of a service, perhaps with another command."""
+        wishes = Wishes(
+            name,
+            command=service.get("command", ()) if command is None else command,
+            entrypoint=service.get("entrypoint", ()),
+            environment=service.get("environment", {}),
+            binds=[(str(self.volume(mount.source)), mount) for mount in compose.mounts(service)],
+            tmpfs=service.get("tmpfs", ()),
+            hostname=service.get("hostname", ""),
+        )
         with self.log(name).open("ab") as log:
-            return Container(
-                name,
-                self.image(service),
-                self._hosts.get(name, self._hosts["cli"]),
-                log,
-                command=service.get("command", ()) if command is None else command,
-                entrypoint=service.get("entrypoint", ()),
-                environment=service.get("environment", {}),
-                binds=[(str(self.volume(mount.source)), mount) for mount in compose.mounts(service)],
-                tmpfs=service.get("tmpfs", ()),
-                hostname=service.get("hostname", ""),
-            )
+            host = self._hosts.get(name, self._hosts["cli"])
+            return self._engine.start(service["build"]["target"], wishes, host, log)
 
     def log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
@@ -131,7 +127,7 @@ class Rehearsal:
                 assert self.database is not None
                 if self.database.is_healthy(service["healthcheck"]["test"][1:]):
                     return True
-            elif self.running[name].is_healthy(self.image(service).stage.healthcheck):
+            elif self.running[name].is_healthy(self._engine.healthcheck(service["build"]["target"])):
                 return True
             time.sleep(0.1)
         return False
@@ -174,7 +170,7 @@ class Rehearsal:
             self.database.stop()
 
 
-def rehearse(folder: Path, nodes: tuple[str, ...], *, with_prometheus: bool = False) -> None:
+def rehearse(folder: Path, nodes: tuple[str, ...], engine: Engine, *, with_prometheus: bool = False) -> None:
     """Everything that the file promises, in the order in which somebody would do it."""
     env_file = folder / "env"
     make_env = ["sh", str(ROOT / "docker" / "make-env.sh"), str(env_file)]
@@ -188,7 +184,7 @@ def rehearse(folder: Path, nodes: tuple[str, ...], *, with_prometheus: bool = Fa
     names = {name: [name] for name in hosts if not name.startswith("control-")} | {
         "control": ["control-1", "control-2"]
     }
-    with network(names, hosts=hosts) as made, _ending(Rehearsal(folder, made, environment)) as rehearsal:
+    with network(names, hosts=hosts) as made, _ending(Rehearsal(folder, made, environment, engine)) as rehearsal:
         _first_start(rehearsal, nodes)
         _use(rehearsal, nodes)
         if with_prometheus:
@@ -317,13 +313,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.docker.rehearse", description=__doc__)
     parser.add_argument("--short", action="store_true", help="one node instead of three")
     parser.add_argument("--prometheus", action="store_true", help="with a Prometheus of this machine's")
+    parser.add_argument("--images", type=Path, help="folder of build_images.py: containers of built images, by crun")
     arguments = parser.parse_args()
     if not can_make_namespaces():
         parser.error("this needs root, and unshare, nsenter and ip (util-linux, iproute2)")
     enter_private_network("tests.docker.rehearse", sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="saltern-rehearsal-") as folder:
         Path(folder).chmod(0o711)
-        rehearse(Path(folder), SHORT if arguments.short else ALL, with_prometheus=arguments.prometheus)
+        engine = Crun(arguments.images) if arguments.images else Bubblewrap(Path(folder) / "images")
+        nodes = SHORT if arguments.short else ALL
+        rehearse(Path(folder), nodes, engine, with_prometheus=arguments.prometheus)
     return 0
 
 
