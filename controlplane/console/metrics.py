@@ -5,7 +5,7 @@ Labels are of a fixed set: which pages there are, never a path or a name, so tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
@@ -58,6 +58,7 @@ class ConsoleMetrics(Collector):
         self._clock = clock
         #: Sessions that had not ended when somebody looked last; None before that.
         self._live: int | None = None
+        self._is_up: Callable[[], bool] | None = None
         labels = ("pages", "outcome")
         self._requests = Counter("saltern_control_console_requests", "Requests answered.", labels, registry=None)
         self._seconds = Histogram(
@@ -93,6 +94,10 @@ class ConsoleMetrics(Collector):
 
         return counting
 
+    def watch(self, is_up: Callable[[], bool]) -> None:
+        """Say from now on whether the console takes connections; of one that is not served nothing is said."""
+        self._is_up = is_up
+
     async def look(self) -> None:
         """Count the sessions of the deployment; raises SQLAlchemyError."""
         self._live = await self._sessions.count(self._clock())
@@ -101,6 +106,11 @@ class ConsoleMetrics(Collector):
         """Metrics, at each scrape."""
         yield from self._requests.collect()
         yield from self._seconds.collect()
+        yield GaugeMetricFamily(
+            "saltern_control_console_up",
+            "1 while the console that is served here takes connections.",
+            None if self._is_up is None else float(self._is_up()),
+        )
         yield GaugeMetricFamily(
             "saltern_control_console_sessions",
             "Sessions of the whole deployment that have not ended.",

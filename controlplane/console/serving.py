@@ -108,6 +108,7 @@ async def serving_console(
         started.cancel()
         if serving.done():
             serving.result()
+        metrics.watch(lambda: not serving.done())
         endpoint = Endpoint(listen.host, listener.getsockname()[1])
         url = f"{'http' if tls is None else 'https'}://{endpoint}/"
         _log.info("console", url=url)

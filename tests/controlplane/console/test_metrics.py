@@ -41,6 +41,17 @@ async def test_requests_are_counted_by_family_of_pages_and_outcome(console: Cons
     assert page.value("sessions") == 1
 
 
+async def test_whether_it_takes_connections_is_said_where_it_is_served(console: Console) -> None:
+    assert (await scrape(console)).value("up") == 1
+    (serving,) = (task for task in asyncio.all_tasks() if task.get_name() == "console")
+    serving.cancel()
+    await asyncio.wait({serving})
+    assert (await scrape(console)).value("up") == 0
+    unserved = ConsoleMetrics(console.control.database, console.clock)
+    (family,) = (family for family in unserved.collect() if family.name == "saltern_control_console_up")
+    assert not family.samples
+
+
 async def test_no_visitor_makes_a_series(console: Console) -> None:
     """Of every page, for names that are not there; and of paths that lead nowhere."""
     async with browser(console.url, console.keys["platform"]) as visitor:
