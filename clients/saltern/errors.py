@@ -26,10 +26,11 @@ into the wrong field is taken out of the message here, in the one place that eve
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 #: API keys, bootstrap tokens and tokens, cut off or whole.
 _SECRET_TEXT: Final = re.compile(
@@ -92,6 +93,13 @@ class SalternError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def again(self) -> Self:
+        """The same error, not raised yet: for whoever keeps one to raise it more than once.
+
+        An error that is raised anew keeps the frames of every time before, and all that lay in them.
+        """
+        return copy.copy(self)
 
 
 class InvalidArgumentError(SalternError):

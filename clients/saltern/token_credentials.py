@@ -54,14 +54,14 @@ class TokenCredentials(RenewingCredentials):
             try:
                 return exchange_token(control, access_token, timeout_ms=exchange_timeout_ms, tls=tls).grant
             except VERDICTS as error:
-                self._verdict = error
+                self._verdict = error.again()
                 raise
 
         super().__init__(exchange, source=f"the control plane at {control}", timeout_ms=timeout_ms)
 
     def grant(self, deadline: Deadline) -> Grant:
         if self._verdict is not None:
-            raise self._verdict  # for good: a token that was refused does not come back
+            raise self._verdict.again()  # for good: a token that was refused does not come back
         return super().grant(deadline)
 
     def reject(self, access_token: str) -> None:
@@ -73,7 +73,7 @@ class TokenCredentials(RenewingCredentials):
             self._verdict = UnauthenticatedError(
                 "the token that was handed over has expired", reason="TOKEN_EXPIRED", hint="hand over a new one"
             )
-            raise self._verdict
+            raise self._verdict.again()
         return super()._is_usable(grant)
 
     def _accept(self, grant: Grant) -> None:

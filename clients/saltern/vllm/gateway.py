@@ -50,9 +50,9 @@ from saltern.errors import (
 from saltern.keys import KEY_BYTES, SaltKey
 from saltern.sizes import parse_size
 from saltern.tls import client_tls_from_environment
-from saltern.vllm.gateway_bodies import parse_body, rewrite_body
+from saltern.vllm.gateway_bodies import parse_body, rename_media, set_fields, write_body
 from saltern.vllm.gateway_callers import Caller, Callers, is_credential
-from saltern.vllm.gateway_routes import Treatment, find_route
+from saltern.vllm.gateway_routes import Route, Treatment, find_route
 from saltern.vllm.token_seal import KEY_FILE_VARIABLE, TokenSeal
 
 logger = logging.getLogger(__name__)
@@ -196,8 +196,8 @@ class SalternGateway:
         caller = await self._caller(headers)
         _require_json(scope["method"], headers)
         raw = await _read(receive, headers, self._settings.body_max_bytes)
-        if route.treatment is Treatment.SALTED:
-            raw = self._rewritten(raw, caller, route.refused_fields)
+        if scope["method"] == "POST":
+            raw = self._rewritten(raw, caller, route)
         kept = [(name, value) for name, value in without_credentials if name.lower() not in _FRAMING_HEADERS]
         if scope["method"] == "POST":
             kept += [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
@@ -218,16 +218,17 @@ class SalternGateway:
             )
         return await self._callers.verify(credential)
 
-    def _rewritten(self, raw: bytes, caller: Caller | None, refused_fields: Mapping[str, str]) -> bytes:
+    def _rewritten(self, raw: bytes, caller: Caller | None, route: Route) -> bytes:
         body = parse_body(raw)
         if caller is None:
             salt, salt_key, sealed = secrets.token_urlsafe(KEY_BYTES), SaltKey(secrets.token_bytes(KEY_BYTES)), ""
         else:
             salt, salt_key = caller.cache_salt, caller.salt_key
-            sealed = self._seal.seal(caller.token, salt)
-        return rewrite_body(
-            body, cache_salt=salt, sealed_token=sealed, salt_key=salt_key, refused_fields=refused_fields
-        )
+            sealed = self._seal.seal(caller.token, salt) if route.treatment is Treatment.SALTED else ""
+        rename_media(body, salt_key)
+        if route.treatment is Treatment.SALTED:
+            set_fields(body, cache_salt=salt, sealed_token=sealed, refused_fields=route.refused_fields)
+        return write_body(body)
 
 
 def _credential(headers: Headers) -> str | None:

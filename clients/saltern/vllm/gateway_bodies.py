@@ -6,6 +6,7 @@ What comes out is written anew from what was read, so nothing that two parsers u
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
@@ -16,6 +17,15 @@ from saltern.vllm.token_seal import TOKEN_FIELD
 
 #: What callers may not say themselves: transfers of KV and of encoder outputs name memory of other engines.
 _TRANSFER_FIELDS: Final = ("kv_transfer_params", "ec_transfer_params")
+#: What a part of a message with media has beside its ``uuid``, by vLLM's ``renderers/chat_utils.py``.
+MEDIA_FIELDS: Final = frozenset(
+    {
+        *("image_url", "input_image", "image_pil", "image_embeds"),
+        *("audio_url", "input_audio", "audio_embeds"),
+        *("video_url", "video_embeds"),
+        "prompt_embeds",
+    }
+)
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
@@ -35,9 +45,17 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     def no_constant(name: str) -> NoReturn:
         raise ValueError(name)
 
+    def finite(digits: str) -> float:
+        number = float(digits)
+        if math.isinf(number):  # 1e999 would be written anew as Infinity, which is no JSON
+            raise ValueError(digits)
+        return number
+
     try:
         # Decoded here: of bytes, json would also take UTF-16, UTF-32 and a byte order mark.
-        parsed = json.loads(raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant)
+        parsed = json.loads(
+            raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant, parse_float=finite
+        )
     except (ValueError, RecursionError):
         raise _malformed("is not JSON in UTF-8 with unique names and finite numbers") from None
     if not isinstance(parsed, dict):
@@ -45,20 +63,17 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return parsed
 
 
-def rewrite_body(
-    body: dict[str, Any], *, cache_salt: str, sealed_token: str, salt_key: SaltKey, refused_fields: Mapping[str, str]
-) -> bytes:
-    """The body that vLLM gets: with our salt and token, whatever the caller's said.
+def set_fields(body: dict[str, Any], *, cache_salt: str, sealed_token: str, refused_fields: Mapping[str, str]) -> None:
+    """Put our salt and token into a body, whatever the caller's said.
 
     Args:
         body: parsed; it is changed.
         cache_salt: of the verified caller.
         sealed_token: of the verified caller, or empty for one without remote cache.
-        salt_key: keeps the caller's ids of images, audio and videos apart from everybody else's.
         refused_fields: names that may not be there, with what to do instead.
 
     Raises:
-        InvalidArgumentError: FIELD_NOT_ALLOWED, BODY_MALFORMED.
+        InvalidArgumentError: FIELD_NOT_ALLOWED.
     """
     for name, hint in refused_fields.items():
         if body.get(name) not in (None, False):
@@ -74,30 +89,46 @@ def rewrite_body(
     if isinstance(extra, dict):  # vLLM reads transfers from here, too
         for name in _TRANSFER_FIELDS:
             extra.pop(name, None)
-    try:
-        _rename_media(body, salt_key)
-    except RecursionError:
-        raise _malformed("is nested too deep") from None
     body["cache_salt"] = cache_salt
     if sealed_token:
         body["kv_transfer_params"] = {TOKEN_FIELD: sealed_token}
+
+
+def write_body(body: dict[str, Any]) -> bytes:
+    """A body as vLLM gets it."""
     return json.dumps(body, separators=(",", ":")).encode("ascii")
 
 
-def _rename_media(value: object, salt_key: SaltKey) -> None:
-    """Put ids of media under the caller's salt: vLLM answers for an id that it has cached without the media itself."""
+def rename_media(body: dict[str, Any], salt_key: SaltKey) -> None:
+    """Put ids of media under the caller's salt (I2): vLLM takes an id for the name of what is in its caches.
+
+    So who may choose it freely gets for a bare id what another sent with it, and puts a picture of their own where vLLM
+    looks for another's. Parts of a message stand in lists of several names (``content``, ``output`` of a tool), so the
+    part tells, not where it stands.
+
+    Raises:
+        InvalidArgumentError: BODY_MALFORMED.
+    """
+    try:
+        _rename_below(body, salt_key, is_content=False)
+    except RecursionError:
+        raise _malformed("is nested too deep") from None
+
+
+def _rename_below(value: object, salt_key: SaltKey, *, is_content: bool) -> None:
     match value:
         case dict():
-            content = value.get("content")
-            if isinstance(content, list):
-                for part in content:
-                    if isinstance(part, dict) and part.get("uuid") is not None:
-                        part["uuid"] = media_id(salt_key, json.dumps(part["uuid"]))
-            for member in value.values():
-                _rename_media(member, salt_key)
+            for name, member in value.items():
+                _rename_below(member, salt_key, is_content=name == "content")
         case list():
-            for member in value:
-                _rename_media(member, salt_key)
+            for part in value:
+                _rename_below(part, salt_key, is_content=False)
+                if (
+                    isinstance(part, dict)
+                    and part.get("uuid") is not None
+                    and (is_content or MEDIA_FIELDS & part.keys())
+                ):
+                    part["uuid"] = media_id(salt_key, json.dumps(part["uuid"]))
 
 
 def _malformed(what: str) -> InvalidArgumentError:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CALLERS_MAX: Final = 4096
 EXCHANGE_TIMEOUT_MS: Final = 5000
 _THREADS: Final = 8
-#: Verifications at a time, running and waiting; more are told to come back.
+#: Verifications of strangers at a time, running and waiting; more are told to come back.
 _IN_FLIGHT_MAX: Final = 256
 #: So long the same wrong credential is refused without asking.
 _REFUSED_FOR_S: Final = 5.0
@@ -47,8 +47,9 @@ class Caller:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one credential."""
+    """What is known of one credential; ``refusal`` was not raised itself, so that it keeps nobody's request."""
 
+    digest: bytes
     grant: Grant | None = None
     lifetime_s: float = 0.0
     refusal: SalternError | None = None
@@ -78,13 +79,18 @@ class Callers:
         self._namespace = namespace
         self._check_every_s = check_every_s
         self._tls = tls
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
-        self._in_flight = 0
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="saltern-gateway")
+        # Strangers have places and threads of their own: whoever makes up credentials takes none of those that callers
+        # need who were verified before, while the control plane is away too (I9, I10).
+        self._verified: OrderedDict[bytes, _Known] = OrderedDict()
+        self._strangers: OrderedDict[bytes, _Known] = OrderedDict()
+        self._strangers_in_flight = 0
+        self._verified_threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="saltern-gateway")
+        self._strangers_threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="saltern-stranger")
 
     def close(self) -> None:
         """Ask nobody any more."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._verified_threads, self._strangers_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def verify(self, credential: str) -> Caller:
         """The caller of a credential.
@@ -101,53 +107,65 @@ class Callers:
                 reason="CREDENTIAL_MALFORMED",
                 hint="send Authorization: Bearer with a token of `saltern token issue --namespace`",
             )
-        digest = hashlib.sha256(credential.encode()).digest()
-        known = self._known.get(digest)
-        if known is None:
-            known = self._known[digest] = _Known()
-            self._make_room()
-        else:
-            self._known.move_to_end(digest)
+        known = self._find(hashlib.sha256(credential.encode()).digest())
         age_s = time.monotonic() - known.checked_at_s
         if known.refusal is not None and age_s < _REFUSED_FOR_S:
-            raise known.refusal
+            raise known.refusal.again()
         has_expired = known.grant is not None and time.time() >= known.grant.expires_at_s
         if known.grant is None or has_expired or age_s >= self._check_every_s:
             await self._look(known, credential)
         grant = known.grant
         if grant is None or time.time() >= grant.expires_at_s:
-            raise known.refusal or _expired()
+            raise known.refusal.again() if known.refusal is not None else _expired()
         return Caller(cache_salts(grant)[-1], grant.salts[-1].key, grant.access_token)
 
-    def _make_room(self) -> None:
-        while len(self._known) > CALLERS_MAX:
-            self._known.popitem(last=False)
+    def _find(self, digest: bytes) -> _Known:
+        for kept in (self._verified, self._strangers):
+            if (known := kept.get(digest)) is not None:
+                kept.move_to_end(digest)
+                return known
+        known = _Known(digest)
+        self._keep(known)
+        return known
+
+    def _keep(self, known: _Known) -> None:
+        """Keep what is known where it belongs by now, and let go of what was not used for longest there."""
+        kept, other = self._verified, self._strangers
+        if known.grant is None:
+            kept, other = other, kept
+        if other.get(known.digest) is known:
+            del other[known.digest]
+        kept[known.digest] = known
+        while len(kept) > CALLERS_MAX:
+            kept.popitem(last=False)
 
     async def _look(self, known: _Known, credential: str) -> None:
         """Ask the control plane, once for all who wait; raises only where nothing is known."""
         if known.look is None:
-            if self._in_flight >= _IN_FLIGHT_MAX:
-                if known.grant is not None:
-                    return
+            # Who was verified is always looked at: else a flood would keep a revoked credential good.
+            if known.grant is None and self._strangers_in_flight >= _IN_FLIGHT_MAX:
                 raise UnavailableError(
                     f"{_IN_FLIGHT_MAX} callers are being verified already",
                     reason="TOO_MANY_CALLS",
                     hint="try again in a moment",
                     retry_after_ms=1000,
                 )
-            known.look = asyncio.create_task(self._ask(known, credential), name="saltern-verify")
+            is_stranger = known.grant is None
+            self._strangers_in_flight += is_stranger
+            known.look = asyncio.create_task(self._ask(known, credential, is_stranger), name="saltern-verify")
             known.look.add_done_callback(_note_outcome)
         # Shielded: who hangs up takes the answer from nobody else.
         await asyncio.shield(known.look)
 
-    async def _ask(self, known: _Known, credential: str) -> None:
-        self._in_flight += 1
+    async def _ask(self, known: _Known, credential: str, is_stranger: bool) -> None:
+        threads = self._strangers_threads if is_stranger else self._verified_threads
         try:
             grant = await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._exchange, credential, known.grant, known.lifetime_s
+                threads, self._exchange, credential, known.grant, known.lifetime_s
             )
         except VERDICTS as error:
-            known.grant, known.refusal, known.checked_at_s = None, error, time.monotonic()
+            known.grant, known.refusal, known.checked_at_s = None, error.again(), time.monotonic()
+            self._keep(known)
         except SalternError:
             if known.grant is None or time.time() >= known.grant.expires_at_s:
                 raise
@@ -156,8 +174,9 @@ class Callers:
             if known.grant is None or grant.access_token != known.grant.access_token:
                 known.lifetime_s = grant.expires_at_s - time.time()
             known.grant, known.refusal, known.checked_at_s = grant, None, time.monotonic()
+            self._keep(known)
         finally:
-            self._in_flight -= 1
+            self._strangers_in_flight -= is_stranger
             known.look = None
 
     def _exchange(self, credential: str, present: Grant | None, lifetime_s: float) -> Grant:

@@ -29,7 +29,7 @@ class Treatment(Enum):
     """What happens to a request of a route."""
 
     OPEN = auto()  #: passed on, from anybody: it tells nothing of any tenant
-    VERIFIED = auto()  #: passed on as it is, from verified callers: it touches no cache of prompts
+    VERIFIED = auto()  #: from verified callers, with their own ids of media: it touches no cache of prompts
     SALTED = auto()  #: from verified callers, with salt and token written into the body
 
 

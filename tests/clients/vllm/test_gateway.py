@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
+import socket
+import weakref
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 from saltern.admin.v1 import credentials_pb2
 from saltern.errors import InvalidArgumentError
 from saltern.exchange import exchange_token
+from saltern.vllm import gateway_callers
 from saltern.vllm.cache_salts import cache_salts
 from saltern.vllm.gateway import GatewaySettings, Message, Receive, SalternGateway, Scope, Send, UnknownCallers
 from saltern.vllm.gateway_routes import ROUTES, Treatment
@@ -258,12 +262,44 @@ async def test_i2_ids_of_media_are_under_the_callers_salt(control: Control, fron
     assert ids[0] == ids[2] != ids[1] and "cat" not in ids
 
 
+async def test_i2_no_id_of_media_reaches_the_engine_as_its_caller_wrote_it(control: Control, front: Front) -> None:
+    """Wherever vLLM reads one: what a tool put out, a picture whose tokens are only counted, a part of any list."""
+    token = (await control.exchange(await writer(control, "acme"), "chat")).access_token
+    part = {"type": "input_image", "image_url": None, "uuid": "of-another"}
+    output = {"type": "function_call_output", "call_id": "c", "output": [part]}
+    said = {"messages": [{"role": "user", "content": [part]}]}
+    for path, body in (
+        ("/v1/responses", {"input": [output]}),
+        ("/v1/responses", {"input": [{"type": "custom_tool_call_output", "call_id": "c", "output": [part]}]}),
+        ("/v1/chat/completions/batch", {"messages": [said["messages"]]}),
+        ("/v1/embeddings", said),
+        ("/tokenize", said),
+        ("/v1/messages/count_tokens", said),
+    ):
+        assert (await front.call(body, token=token, path=path))[0] == 200
+        assert b"uuid" in front.engine.bodies[-1] and b"of-another" not in front.engine.bodies[-1], path
+    assert "cache_salt" not in front.engine.last, "what takes no salt is given none"
+    # What is text for the model stays as it is.
+    files = {"files": [{"uuid": "7f3a", "name": "a.txt"}]}
+    for text in (
+        {
+            "messages": [
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": files}]}
+            ]
+        },
+        {"tools": [{"name": "f", "parameters": {"properties": {"uuid": {"type": "string"}}}}], "documents": [files]},
+    ):
+        assert (await front.call(text, token=token))[0] == 200
+        assert front.engine.last | text == front.engine.last
+
+
 async def test_i1_bodies_that_two_parsers_could_read_differently_are_refused(control: Control, front: Front) -> None:
     token = (await control.exchange(await writer(control, "acme"), "chat")).access_token
     for raw in (
         b'{"cache_salt": "a", "cache_salt": "b"}',
         b'{"messages": [{"role": "user", "role": "system"}]}',
         b'{"a": NaN}',
+        b'{"a": [1e999, -1e999]}',
         b'{"a": 1} {}',
         b"[1]",
         b"",
@@ -321,6 +357,69 @@ async def test_callers_of_one_credential_at_a_time_cost_one_exchange(control: Co
     assert [status for status, _ in answers] == [200] * 20
     events = await control.events("tenants/acme")
     assert [event.method for event in events].count("saltern.auth.v1.AuthService/ExchangeToken") == 1
+
+
+def wrong_token(number: int) -> str:
+    return f"e30.e{number}.{'A' * 86}"
+
+
+async def test_i9_who_makes_up_credentials_takes_no_place_of_those_who_are_known(
+    control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_callers, "CALLERS_MAX", 8)
+    monkeypatch.setattr(gateway_callers, "EXCHANGE_TIMEOUT_MS", 300)
+    front = Front(control, tmp_path, check_every_s=0.0)
+    await control.add_tenant("acme", "chat")
+    token = (await control.exchange(await writer(control, "acme"), "chat")).access_token
+    assert (await front.call(token=token))[0] == 200
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        front.gateway._callers._control = f"127.0.0.1:{silent.getsockname()[1]}"
+        flood = [asyncio.create_task(front.call(token=wrong_token(number))) for number in range(64)]
+        await asyncio.sleep(0)
+        # A look of its own, which does not wait behind 64 others, and the last answer holds.
+        assert (await front.call(token=token))[0] == 200
+        assert not all(task.done() for task in flood)
+        assert {status for status, _ in await asyncio.gather(*flood)} == {503}
+        assert (await front.call(token=token))[0] == 200
+    front.gateway.close()
+
+
+async def test_i10_a_flood_of_strangers_keeps_no_revoked_credential_good(
+    control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_callers, "_IN_FLIGHT_MAX", 0)
+    front = Front(control, tmp_path, check_every_s=0.0)
+    await control.add_tenant("acme", "chat")
+    token = (await control.exchange(await writer(control, "acme"), "chat")).access_token
+    assert await front.reason(token=token) == (503, "TOO_MANY_CALLS")
+    monkeypatch.setattr(gateway_callers, "_IN_FLIGHT_MAX", 1)
+    assert (await front.call(token=token))[0] == 200
+    monkeypatch.setattr(gateway_callers, "_IN_FLIGHT_MAX", 0)
+    await control.delete_api_key("tenants/acme/apiKeys/writer")
+    assert await front.reason(token=token) == (401, "CREDENTIAL_REVOKED")
+    front.gateway.close()
+
+
+async def test_i10_a_refused_request_leaves_nothing_of_itself_behind(control: Control, front: Front) -> None:
+    """Or a stranger fills the server's memory with the heads of requests that were refused."""
+    left: list[weakref.ref[Receive]] = []
+    statuses: list[int] = []
+    for _ in range(5):
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            statuses.append(message.get("status", 401))
+
+        headers = [(b"authorization", f"Bearer {wrong_token(0)}".encode())]
+        scope: Scope = {"type": "http", "method": "POST", "path": CHAT, "headers": headers}
+        await front.gateway(scope, receive, send)
+        left.append(weakref.ref(receive))
+        del receive
+    gc.collect()
+    assert statuses == [401] * 10
+    assert [reference() for reference in left] == [None] * 5
 
 
 def test_settings_come_from_the_environment_and_wrong_ones_stop_the_server(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -223,6 +224,9 @@ async def test_i9_credentials_of_a_token_end_with_it_and_with_its_key_and_not_wi
                 return error
 
     assert (await asyncio.to_thread(until_refused)).reason == "CREDENTIAL_REVOKED"
+    # An engine asks for each block, and what it asked with is not kept with the verdict.
+    depths = {len(traceback.extract_tb(until_refused().__traceback__)) for _ in range(5)}
+    assert len(depths) == 1
     with pytest.raises(UnauthenticatedError):
         await asyncio.to_thread(credentials, 30.0)
     slow._accept(replace(given, expires_at_s=time.time() - 1))
