@@ -136,6 +136,31 @@ FLEET = Dashboard(
             "Of each process. Flat after warming up.",
             "bytes",
         ),
+        Panel(
+            "Console: requests",
+            ((by("saltern_control_console_requests_total", "outcome"), "{{outcome}}"),),
+            "Of browsers. Refused is the browser's doing, failed is ours, gone: nobody waited for the answer.",
+            "reqps",
+            stacked=True,
+        ),
+        Panel(
+            "Console: slowest pages, p99",
+            ((quantile(0.99, "saltern_control_console_request_duration_seconds", "pages"), "{{pages}}"),),
+            "To the last byte of the answer; audit may take long, an export is one answer.",
+            "s",
+        ),
+        Panel(
+            "Console: log-ins",
+            ((by("saltern_control_console_requests_total", "outcome", of='{pages="login"}'), "{{outcome}}"),),
+            "Refused ones above the line for ten minutes: somebody tries credentials.",
+            "reqps",
+            high=0.2,
+        ),
+        Panel(
+            "Console: sessions",
+            (("max(saltern_control_console_sessions)", ""),),
+            "Of the whole deployment; each ends 15 minutes after its last page.",
+        ),
     ),
 )
 
