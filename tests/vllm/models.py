@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS_DIR = ROOT / "build" / "vllm-models"
 VOCABULARY = 512
 CONTEXT_TOKENS = 2048
-_LAYOUT = "5"  # part of the folder's name: what is made by older code is not taken for this code's
+_LAYOUT = "6"  # part of the folder's name: what is made by older code is not taken for this code's
 _TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 _TEXT = ["the quick brown fox jumps over the lazy dog", "tenant salt cache block prefix hash", "one pan, one wall"]
 
@@ -104,7 +104,12 @@ def _llama(random: _Random, shape: _Shape) -> tuple[dict[str, Any], Weights]:
 
 
 def _latent(random: _Random, shape: _Shape) -> tuple[dict[str, Any], Weights]:
-    """DeepSeek-V2's attention: one latent row for all heads, which every rank keeps whole."""
+    """DeepSeek-V2's attention: one latent row for all heads, which every rank keeps whole.
+
+    Positions are scaled (YaRN) as in DeepSeek's own, and must be: the kernel that vLLM 0.32.0 has for plain rotary
+    embeddings on CPUs takes the distance between heads for that between tokens, so that with MLA's queries and keys,
+    which it gets head by head, keys in the cache depend on a token's place in its batch. YaRN is computed by torch.
+    """
     latent, nope, rope, value = 512, 128, 64, 128
     config = _common_config("DeepseekV2ForCausalLM", "deepseek_v2", shape) | {
         "num_key_value_heads": shape.heads,
@@ -123,6 +128,15 @@ def _latent(random: _Random, shape: _Shape) -> tuple[dict[str, Any], Weights]:
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 2.0,
+            "original_max_position_embeddings": CONTEXT_TOKENS // 2,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        },
     }
     weights = {
         "model.embed_tokens.weight": random(VOCABULARY, shape.hidden, scale=1.0),

@@ -179,7 +179,9 @@ def test_a_pool_so_small_that_requests_are_preempted(
     [
         ("llama", {"dtype": "bfloat16"}, 32, 1),
         ("llama", {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e5m2"}, 32, 1),
-        ("mla", {"dtype": "bfloat16"}, 16, 1),  # what vLLM makes of 32 for MLA on CPU
+        # In float32: MLA attends to what it found and to what is new apart, and rounds both before it adds them up.
+        # In bfloat16 that decides between tokens equally likely, after a hit in vLLM's own cache as well (0.32.0).
+        ("mla", {"dtype": "float32"}, 16, 1),  # what vLLM makes of 32 for MLA on CPU
         ("windows", {"dtype": "bfloat16"}, 32, 6),  # six groups of one layer
     ],
     ids=["bf16", "fp8", "mla", "windows"],
@@ -204,12 +206,10 @@ def test_every_kind_of_cache_is_stored_and_found(
     engine.erase_pages()
     outputs = engine.run(PROMPTS)
     assert [hit_tokens(output) for output in outputs] == loadable
-    if model == "mla":
-        # vLLM 0.32.0 on CPU says other tokens after a hit in its own cache, too: what was loaded is compared instead.
+    assert [tokens_of(output) for output in outputs] == expected
+    if entries_per_block == 1:  # of windows only the last blocks are loaded
         for before, after in zip(computed, engine.page_digests(), strict=True):
             assert len(before & after) >= sum(loadable) // block_tokens
-    else:
-        assert [tokens_of(output) for output in outputs] == expected
     with store.client() as client:
         put_zeros(client, chains)
     engine.forget()

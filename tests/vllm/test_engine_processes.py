@@ -41,14 +41,13 @@ def test_two_ranks_find_what_two_ranks_stored_and_one_rank_does_not(
     if not request.config.getoption("--tp"):
         pytest.skip("one process per rank: with --tp only")
     two_ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    dtype = "float32" if model == "llama" else "bfloat16"
     store = new_store(block_tokens=namespace_tokens)
-    expected = run_engine(_PROMPTS, None, model, dtype=dtype, **two_ranks)
-    cold = run_engine(_PROMPTS, store.extra_config(), model, dtype=dtype, **two_ranks)
+    expected = run_engine(_PROMPTS, None, model, **two_ranks)
+    cold = run_engine(_PROMPTS, store.extra_config(), model, **two_ranks)
     assert (cold.tokens, cold.hits) == (expected.tokens, [0, 0, 0])
-    warm = run_engine(_PROMPTS, store.extra_config(), model, dtype=dtype, **two_ranks)
+    warm = run_engine(_PROMPTS, store.extra_config(), model, **two_ranks)
     assert (warm.tokens, warm.hits) == (expected.tokens, loadable)
     store.stack.add_namespace(store.tenant, "one-rank", block_tokens=32 if model == "llama" else 16)
     store.stack.admin.wait_for_policy()
-    alone = run_engine(_PROMPTS, store.extra_config(namespace="one-rank"), model, dtype=dtype)
+    alone = run_engine(_PROMPTS, store.extra_config(namespace="one-rank"), model)
     assert alone.hits == [0, 0, 0]
