@@ -1,7 +1,7 @@
 """Containers of built images by an OCI runtime (crun), set up as an engine does for a service of compose.yaml.
 
 Files, user, environment, entry point and health check are the image's own; root folder read-only, no capability, no new
-privileges, the system calls of the containers project's default profile, masked paths of ``/proc``, a volume where the
+privileges, the system calls of an engine's default profile, masked paths of ``/proc``, a volume where the
 image declares one, a network of its own. What an engine would add: limits of memory and CPU (no cgroup is made).
 """
 
@@ -22,8 +22,10 @@ from tests.docker.compose import Mount
 from tests.docker.container import Container, Wishes
 from tests.support.network import Host
 
-#: Part of Debian's package of the programs that buildah comes with; docker's is the same list but for details.
+#: The list of podman and its like, which Debian's buildah brings along.
 SECCOMP = Path("/usr/share/containers/seccomp.json")
+#: Docker's and containerd's lists let nobody without CAP_SYS_NICE choose where memory lies; that one does.
+_REFUSED_BY_DOCKER = {"get_mempolicy", "mbind", "set_mempolicy", "set_mempolicy_home_node"}
 _NAMESPACES = ("pid", "ipc", "uts", "mount")
 _STARTED_S = 30.0
 _MASKED = ("acpi", "asound", "kcore", "keys", "latency_stats", "timer_list", "timer_stats", "sched_debug", "scsi")
@@ -182,7 +184,8 @@ def seccomp(profile: Mapping[str, Any]) -> dict[str, Any]:
             for name in (entry["architecture"], *entry["subArchitectures"])
         ],
         "syscalls": [
-            {key: rule[key] for key in ("names", "action", "args", "errnoRet") if rule.get(key) is not None}
+            {key: rule[key] for key in ("action", "args", "errnoRet") if rule.get(key) is not None}
+            | {"names": [name for name in rule["names"] if name not in _REFUSED_BY_DOCKER]}
             for rule in profile["syscalls"]
             if applies(rule)
         ],

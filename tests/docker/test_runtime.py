@@ -43,7 +43,7 @@ def profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
             {"architecture": "SCMP_ARCH_AARCH64", "subArchitectures": ["SCMP_ARCH_ARM"]},
         ],
         "syscalls": [
-            {**rule, "names": ["read"]},
+            {**rule, "names": ["read", "mbind"]},
             {**rule, "names": ["bpf"], "includes": {"caps": ["CAP_SYS_ADMIN"]}},
             {**rule, "names": ["bpf"], "excludes": {"caps": ["CAP_SYS_ADMIN"]}, "action": "no", "errnoRet": 1},
             {**rule, "names": ["s390_runtime_instr"], "includes": {"arches": ["s390"]}},
