@@ -16,7 +16,10 @@ bytes beyond LMCache's key (weights, attention backend) is the namespace's, whos
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
@@ -30,13 +33,21 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
 from saltern.admin_client import ApiKey, read_api_key
 from saltern.client import Client
-from saltern.errors import FailedPreconditionError, InvalidArgumentError
+from saltern.errors import FailedPreconditionError, InvalidArgumentError, SalternError
 from saltern.keys import BlockHash, BlockKey
-from saltern.results import Error, Hit, Pong, Refused
+from saltern.results import Error, Hit, Miss, Pong, Refused
 from saltern.tls import client_tls_from_environment
+
+logger = logging.getLogger(__name__)
 
 _THREADS: Final = 4
 _DEADLINE_MS: Final = 2000.0
+#: The engine's scheduler waits for lookups.
+_LOOKUP_DEADLINE_MS: Final = 100.0
+#: Of hashes that are the same in every process, and that nobody can choose.
+_HASH_ALGORITHMS: Final = ("sha256_cbor", "sha256_cbor_64bit")
+#: A node that is gone fails every call: each reason is logged again after this time at the earliest.
+_QUIET_S: Final = 60.0
 
 T = TypeVar("T")
 #: Keys or memory objects of LMCache, and names of keys. Not spelled out below, where `list` is a method.
@@ -54,44 +65,67 @@ class SalternAdapter(ConnectorAdapter):
         """Open a client with the options below ``remote_storage_plugin.NAME.``, or the environment's.
 
         Raises:
-            InvalidArgumentError: an option is missing.
+            InvalidArgumentError: an option is missing or makes no sense.
             FailedPreconditionError: LMCache is set up so that chunks could not be found again, or not be read.
-            SalternError: the key cannot be read or exchanged. LMCache goes on without remote storage, and tries again.
+            SalternError: the key cannot be read or exchanged. LMCache logs it and goes on without remote storage; its
+                health monitor tries again.
         """
         prefix = f"remote_storage_plugin.{context.plugin_name or 'saltern'}."
         extra = context.config.extra_config or {}
 
+        def given(name: str, variable: str) -> str:
+            return str(extra.get(prefix + name) or os.environ.get(variable, ""))
+
         def option(name: str, variable: str) -> str:
-            value = extra.get(prefix + name) or os.environ.get(variable, "")
+            value = given(name, variable)
             if not value:
                 raise InvalidArgumentError(
                     f"{prefix}{name} is not set", reason="LMCACHE_OPTION_MISSING", hint=f"set it, or {variable}"
                 )
-            return str(value)
+            return value
+
+        def milliseconds(name: str, default: float) -> float:
+            value = extra.get(prefix + name, default)
+            try:
+                if 0 < (number := float(value)) < math.inf:
+                    return number
+            except (TypeError, ValueError):
+                pass
+            raise InvalidArgumentError(
+                f"{prefix}{name} is {value!r}", reason="LMCACHE_OPTION_INVALID", hint="give milliseconds, above 0"
+            )
 
         _check(context.config)
-        secret = os.environ.get("SALTERN_API_KEY", "")
-        key = ApiKey(secret) if secret else read_api_key(Path(option("api_key_file", "SALTERN_API_KEY_FILE")))
+        deadline_ms = milliseconds("deadline_ms", _DEADLINE_MS)
+        lookup_deadline_ms = milliseconds("lookup_deadline_ms", _LOOKUP_DEADLINE_MS)
+        secret, key_file = os.environ.get("SALTERN_API_KEY", ""), given("api_key_file", "SALTERN_API_KEY_FILE")
+        if secret and not key_file:
+            key = ApiKey(secret)
+        else:
+            key = read_api_key(Path(option("api_key_file", "SALTERN_API_KEY_FILE")))
         client = Client(
             control=option("control", "SALTERN_CONTROL"),
             api_key=key.reveal(),
             namespace=option("namespace", "SALTERN_NAMESPACE"),
-            deadline_ms=float(extra.get(prefix + "deadline_ms", _DEADLINE_MS)),
+            deadline_ms=deadline_ms,
             tls=client_tls_from_environment(),
         )
         try:
-            return SalternConnector(client, context)
+            return SalternConnector(client, context, lookup_deadline_ms=lookup_deadline_ms)
         except BaseException:
             client.close()
             raise
 
 
 class SalternConnector(RemoteConnector):
-    """Stores and loads chunks of one namespace; whatever is in the way of a load is a miss."""
+    """Stores and loads chunks of one namespace; whatever is in the way of a load is a miss, and logged."""
 
-    def __init__(self, client: Client, context: ConnectorContext) -> None:
+    def __init__(self, client: Client, context: ConnectorContext, *, lookup_deadline_ms: float) -> None:
         super().__init__(context.config, context.metadata)
         self._client = client
+        self._lookup_deadline_ms = lookup_deadline_ms
+        #: When a reason was logged last, on the clock of ``time.monotonic``.
+        self._told_at_s: dict[str, float] = {}
         self._memory = context.local_cpu_backend
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="saltern-lmcache")
         layout = [version("lmcache"), str(self.meta_fmt), self.full_chunk_size_bytes, self.single_token_size]
@@ -118,7 +152,10 @@ class SalternConnector(RemoteConnector):
 
     def batched_contains(self, keys: Many) -> int:
         """How many keys from the first one on are there."""
-        return self._client.longest_prefix(self._keys(keys))
+        found = self._client.lookup(self._keys(keys), deadline_ms=self._lookup_deadline_ms)
+        if found.error is not None:
+            self._tell("lookup", found.error)
+        return found.prefix
 
     async def batched_async_contains(self, lookup_id: str, keys: Many, pin: bool = False) -> int:
         return await self._call(self.batched_contains, keys)
@@ -133,9 +170,9 @@ class SalternConnector(RemoteConnector):
         """A memory object for each key, or None."""
         reading = self._threads.submit(self._read, keys)
         try:
-            return await asyncio.shield(asyncio.wrap_future(reading))
+            return await asyncio.wrap_future(reading)
         except asyncio.CancelledError:
-            reading.add_done_callback(_give_back)  # the thread goes on, and nobody takes what it brings
+            reading.add_done_callback(_give_back)  # a thread that has begun goes on, and nobody takes what it brings
             raise
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: Many) -> Many:
@@ -152,8 +189,21 @@ class SalternConnector(RemoteConnector):
         return True
 
     async def batched_put(self, keys: Many, memory_objs: Many) -> None:
-        """Store chunks; LMCache gives the memory back. Raises the first refusal, which LMCache logs and counts."""
-        await self._call(self._write, keys, memory_objs)
+        """Store chunks; LMCache gives its hold of the memory back. Raises the first refusal, which LMCache logs."""
+        writing = self._threads.submit(self._write, keys, memory_objs)
+        # A thread that has begun goes on where the caller is cancelled: without a hold of its own it would send what
+        # the memory is used for next, under these keys.
+        for memory_obj in memory_objs:
+            memory_obj.ref_count_up()
+        writing.add_done_callback(lambda _: _release(memory_objs))
+        await asyncio.wrap_future(writing)
+
+    def remove_sync(self, key: Any) -> bool:
+        """Delete a chunk, for every engine of the tenant; returns whether it was there."""
+        deleted = self._client.delete(self._keys([key]))
+        if deleted.error is not None:
+            self._tell("delete", deleted.error)
+        return deleted.count > 0
 
     def support_ping(self) -> bool:
         return True
@@ -167,27 +217,34 @@ class SalternConnector(RemoteConnector):
 
     async def close(self) -> None:
         self._client.close()  # ends what the threads wait for
-        self._threads.shutdown(wait=True)
+        await asyncio.to_thread(self._threads.shutdown)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run in a thread. Shielded: while it runs it uses memory that the caller gives back when this is over."""
-        return await asyncio.shield(asyncio.wrap_future(self._threads.submit(function, *arguments)))
+        return await asyncio.wrap_future(self._threads.submit(function, *arguments))
 
     def _read(self, keys: Sequence[Any]) -> Many:
-        rooms = [self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt) for _ in keys]
-        given = [number for number, room in enumerate(rooms) if room is not None]
+        rooms: Many = []
         try:
+            for _ in keys:
+                # No room is a miss. To wait for some would be to wait for ever where this batch has taken it all.
+                room = self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt, busy_loop=False)
+                rooms.append(room)
+            given = [number for number, room in enumerate(rooms) if room is not None]
             results = self._client.get_into(
                 self._keys([keys[number] for number in given]), [_bytes_of(rooms[number]) for number in given]
             )
             for number, result in zip(given, results, strict=True):
-                if not (isinstance(result, Hit) and self._fits(result.size_bytes)):
-                    _release([rooms[number]])
-                    rooms[number] = None
-                else:
+                if isinstance(result, Hit) and self._fits(result.size_bytes):
                     self.reshape_partial_chunk(rooms[number], result.size_bytes)
+                    continue
+                _release([rooms[number]])
+                rooms[number] = None
+                if isinstance(result, Error):
+                    self._tell("load", result.error)
+                elif isinstance(result, Miss) and result.cause is not None:
+                    self._tell("load", result.cause)
         except BaseException:
             _release(rooms)
             raise
@@ -200,6 +257,13 @@ class SalternConnector(RemoteConnector):
         for result in self._client.put_many(items):
             if isinstance(result, Refused | Error):
                 raise result.error
+
+    def _tell(self, what: str, error: SalternError) -> None:
+        """Log why something was not done."""
+        now_s = time.monotonic()
+        if now_s - self._told_at_s.get(error.reason, -math.inf) >= _QUIET_S:
+            self._told_at_s[error.reason] = now_s
+            logger.warning("%s not made: %s", what, error)
 
     def _fits(self, size_bytes: int) -> bool:
         """Whether a chunk is a whole one, or one that LMCache can tell the shape of by its length."""
@@ -218,8 +282,11 @@ class SalternConnector(RemoteConnector):
 def _check(config: Any) -> None:
     """Raise FailedPreconditionError where chunks could not be found again, or are not what the shapes say."""
     wrong = ""
-    if config.pre_caching_hash_algorithm == "builtin" and os.environ.get("PYTHONHASHSEED", "random") == "random":
-        wrong = "chunk hashes differ in every process: set pre_caching_hash_algorithm to sha256_cbor"
+    if config.pre_caching_hash_algorithm not in _HASH_ALGORITHMS:
+        wrong = (
+            f"{config.pre_caching_hash_algorithm} hashes differ between processes, or prompts can be made to collide: "
+            "set pre_caching_hash_algorithm to sha256_cbor"
+        )
     elif config.use_layerwise:
         wrong = "entries are whole chunks: set use_layerwise to false"
     elif config.remote_serde not in (None, "naive"):
