@@ -186,7 +186,11 @@ def main() -> int:
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
-        build_and_run(arguments.inside, arguments.targets)
+        try:
+            build_and_run(arguments.inside, arguments.targets)
+        except AssertionError as error:
+            print(f"images: {error}", flush=True)
+            return 1
         return 0
     if not can_make_namespaces():
         parser.error("this needs root, and unshare and ip (util-linux, iproute2)")
