@@ -89,6 +89,16 @@ def test_a_node_that_tells_nothing_any_more_has_what_it_last_told(cluster: Nodes
     assert read_bytes(books) == {"first": 10, "second": 21}
 
 
+def test_limits_are_there_once_nodes_together_have_them(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saltern.replay.measured.node_books._FRESH_TIMEOUT_S", 0.1)
+    books = NodeBooks(cast("Cluster", cluster))
+    cluster.note({"limit_bytes": 100}, {"limit_bytes": 0})
+    with pytest.raises(UnavailableError, match="limit of tenant 't'"):
+        books.wait_for_limits({"t": 200})
+    cluster.note({"limit_bytes": 100}, {"limit_bytes": 100})
+    books.wait_for_limits({"t": 200})
+
+
 def test_what_a_node_counted_before_its_process_ended_stays(cluster: Nodes) -> None:
     books = NodeBooks(cast("Cluster", cluster))
     books.begin()

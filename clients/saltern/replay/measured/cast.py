@@ -68,8 +68,8 @@ class Cast:
                 self.members[name] = Member(resources.enter_context(client), credentials)
             yield self.members
 
-    def allot(self, shares: Mapping[str, Share], nodes: int, charged_bytes: int) -> None:
-        """Give every tenant its share on each node, and wait until nodes go by it.
+    def allot(self, shares: Mapping[str, Share], nodes: int, charged_bytes: int) -> dict[str, int]:
+        """Give every tenant its share on each node, and wait until nodes know of it; returns limits by tenant id.
 
         What is reserved is given back first: together with what is reserved anew it may be more than there is (I5).
         """
@@ -85,6 +85,7 @@ class Cast:
             )
             self._update(tenant_id(name), tier)
         self._admin.wait_for_policy()
+        return {tenant_id(name): share.limit_blocks * block_bytes for name, share in shares.items()}
 
     def _update(self, tenant: TenantId, tier: TierQuota) -> None:
         quota = Quota(name=quota_name(tenant), tiers=[tier])

@@ -194,7 +194,8 @@ class _Served:
         self.cluster.stop()
         self.cluster.forget()
         self.cluster.start()
-        self.cast.allot(shares, len(self.cluster.nodes), self.scale.charged_bytes)
+        limit_bytes = self.cast.allot(shares, len(self.cluster.nodes), self.scale.charged_bytes)
+        self.books.wait_for_limits(limit_bytes)
         self.holds = column
 
     @contextmanager

@@ -36,13 +36,14 @@ class _Count(NamedTuple):
 
 
 class _Page(NamedTuple):
-    """What a page says: counters, and bytes charged by tenant."""
+    """What a page says: counters, and by tenant the bytes that are charged to it and those that it may have."""
 
     counts: Counter[_Count]
     held: Mapping[str, int]
+    limits: Mapping[str, int]
 
 
-_NOTHING: Final = _Page(Counter(), {})
+_NOTHING: Final = _Page(Counter(), {}, {})
 _COUNTERS: Final = {"evictions_total": "cause", "puts_refused_total": "reason"}
 _GET_BYTES: Final = "get_bytes_total"
 _PUT_BYTES: Final = "put_bytes_total"
@@ -59,6 +60,31 @@ class NodeBooks:
         self._before: dict[str, Counter[_Count]] = {}
         self._past: dict[str, Counter[_Count]] = {}
         self._last: dict[str, _Page] = {}
+
+    def wait_for_limits(self, limit_bytes: Mapping[str, int]) -> None:
+        """Wait until nodes together go by these limits, by tenant id.
+
+        A limit is leased to nodes: what one of them is to have grows after the change itself has arrived, once it is
+        known that no other node has it any more. Until then puts would be refused that the setup has room for.
+
+        Raises:
+            UnavailableError: REPLAY_LIMITS: that has not happened within a minute; NODE_NOT_ANSWERING.
+        """
+        deadline_s = time.monotonic() + _FRESH_TIMEOUT_S
+        while True:
+            granted: Counter[str] = Counter()
+            for node in self._cluster.running:
+                granted.update(_read(_page(node)).limits)
+            late = [tenant for tenant, wanted_bytes in limit_bytes.items() if granted[tenant] < wanted_bytes]
+            if not late:
+                return
+            if time.monotonic() > deadline_s:
+                raise UnavailableError(
+                    f"nodes do not have the whole limit of tenant {late[0]!r} after {_FRESH_TIMEOUT_S:g} s",
+                    reason="REPLAY_LIMITS",
+                    hint="the machine may be overloaded; replay on fewer nodes",
+                )
+            time.sleep(_POLL_S)
 
     def begin(self) -> None:
         """Count from nothing; call it when nothing moves."""
@@ -168,6 +194,7 @@ class Sums:
 def _read(page: str) -> _Page:
     counts: Counter[_Count] = Counter()
     held: dict[str, int] = {}
+    limits: dict[str, int] = {}
     for line in page.splitlines():
         found = _LINE.match(line)
         if found is None:
@@ -180,7 +207,9 @@ def _read(page: str) -> _Page:
             counts[_Count(tenant, name, "")] = value
         elif name == "used_bytes" and labels.get("tier") == "dram":
             held[tenant] = value
-    return _Page(counts, held)
+        elif name == "limit_bytes" and labels.get("tier") == "dram":
+            limits[tenant] = value
+    return _Page(counts, held, limits)
 
 
 def _fresh(node: NodeProcess) -> _Page:
