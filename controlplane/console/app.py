@@ -77,6 +77,8 @@ def make_app(console: Console, assets: Mapping[str, Asset], *, is_reachable: boo
         routes=routes,
         exception_handlers={HTTPException: _refused, Exception: _failed},
     )
+    # A slash too many is no page: an answer that leads elsewhere would go by what the caller says this host is called.
+    app.router.redirect_slashes = False
     app.state.console = console
     # Around everything, so that no answer is without its headers, not even that of a fault.
     return Guard(app, is_secure=console.is_secure and is_reachable)

@@ -68,7 +68,11 @@ def require_own_origin(headers: Mapping[str, str]) -> None:
     if site is not None and site != _SAME_ORIGIN:
         raise _other_origin()
     if origin is not None:
-        if not headers.get("host") or urlsplit(origin).netloc != headers["host"]:
+        try:
+            is_own = bool(headers.get("host")) and urlsplit(origin).netloc == headers["host"]
+        except ValueError:  # no URL at all
+            is_own = False
+        if not is_own:
             raise _other_origin()
     elif site is None:
         raise _other_origin()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import re
 from datetime import UTC, datetime
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from controlplane.console.attempts import Attempts
+from controlplane.console.attempts import Attempts, source_of
 from controlplane.console.calls import Calls, Services
 from controlplane.console.seal import new_cookie
 from controlplane.console.sessions import Login, Session, Sessions
@@ -18,7 +19,10 @@ from tenants.roles import Role
 
 SECRET_MAX_CHARS: Final = 4096
 _API_KEY_START: Final = "sk-saltern-"
-_LOOKUP_CHARS: Final = 16
+#: Three parts of base64url, as RFC 7515 writes them; what is none is not even sent on.
+_TOKEN_FORM: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+", re.ASCII)
+#: The last second that a date can have.
+_TIME_MAX: Final = 253_402_300_799
 
 
 class _Claims(msgspec.Struct, frozen=True):
@@ -27,7 +31,7 @@ class _Claims(msgspec.Struct, frozen=True):
     sub: str
     tenant: str
     role: str
-    exp: int
+    exp: Annotated[int, msgspec.Meta(ge=0, le=_TIME_MAX)]
 
 
 async def log_in(
@@ -45,29 +49,31 @@ async def log_in(
         FailedPreconditionError: TENANT_SUSPENDED.
         ResourceExhaustedError: TOO_MANY_LOGINS.
     """
-    secret = secret.strip()
-    sources: tuple[str, ...] = (f"address {address.rpartition(':')[0]}",)
-    if secret.startswith(_API_KEY_START):
-        lookup = secret.removeprefix(_API_KEY_START)[:_LOOKUP_CHARS]
-        sources = (*sources, f"key {lookup}")
-    attempts.check(sources, now.timestamp())
+    source = source_of(address)
+    attempts.begin(source, now.timestamp())
     try:
-        if secret.startswith(_API_KEY_START):
-            answer = await services.exchange(secret, address)
-            claims = _read_claims(answer.access_token)
-            login = Login(claims.sub, claims.tenant, claims.role, api_key=secret)
-            session = await sessions.begin(_with_pages(login), now)
-            services.remember(session, answer)
-            return session
-        claims = _read_claims(secret)
-        login = _with_pages(Login(claims.sub, claims.tenant, claims.role, token=secret))
-        end = datetime.fromtimestamp(claims.exp, UTC)
-        await _try_token(services, Session(new_cookie(), login, now, end), address)
-        return await sessions.begin(login, now, expire_time=end)
+        session = await _begin(services, sessions, secret=secret.strip(), address=address, now=now)
     except SalternError as error:
-        if isinstance(error, UnauthenticatedError | PermissionDeniedError):
-            attempts.note_failure(sources, now.timestamp())
+        if not isinstance(error, UnauthenticatedError | PermissionDeniedError):
+            attempts.forgive(source)  # not the credential's fault
         raise
+    attempts.forgive(source)
+    return session
+
+
+async def _begin(services: Services, sessions: Sessions, *, secret: str, address: str, now: datetime) -> Session:
+    if secret.startswith(_API_KEY_START):
+        answer = await services.exchange(secret, address)
+        claims = _read_claims(answer.access_token)
+        login = Login(claims.sub, claims.tenant, claims.role, api_key=secret)
+        session = await sessions.begin(_with_pages(login), now)
+        services.remember(session, answer)
+        return session
+    claims = _read_claims(secret)
+    login = _with_pages(Login(claims.sub, claims.tenant, claims.role, token=secret))
+    end = datetime.fromtimestamp(claims.exp, UTC)
+    await _try_token(services, Session(new_cookie(), login, now, end), address)
+    return await sessions.begin(login, now, expire_time=end)
 
 
 async def _try_token(services: Services, session: Session, address: str) -> None:
@@ -92,7 +98,7 @@ def _with_pages(login: Login) -> Login:
 def _read_claims(token: str) -> _Claims:
     """What a token says, unverified; raises UnauthenticatedError (CREDENTIAL_MALFORMED) for what is none."""
     try:
-        if len(token) > SECRET_MAX_CHARS:
+        if len(token) > SECRET_MAX_CHARS or _TOKEN_FORM.fullmatch(token) is None:
             raise ValueError
         segment = token.split(".")[1].encode("ascii")
         claims = msgspec.json.decode(base64.urlsafe_b64decode(segment + b"=" * (-len(segment) % 4)), type=_Claims)

@@ -70,14 +70,17 @@ class Browser:
 
 
 @asynccontextmanager
-async def browser(url: str, secret: str = "", tls: ssl.SSLContext | None = None) -> AsyncIterator[Browser]:
+async def browser(
+    url: str, secret: str = "", tls: ssl.SSLContext | None = None, *, address: str = "127.0.0.1"
+) -> AsyncIterator[Browser]:
     """A browser at ``url``, logged in where there is a ``secret``.
 
     Args:
         tls: whom it trusts over https, and what it shows there.
+        address: of this host, that it comes from.
     """
-    verify = True if tls is None else tls
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30, verify=verify) as client:
+    way = httpx.AsyncHTTPTransport(verify=True if tls is None else tls, trust_env=False, local_address=address)
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30, transport=way) as client:
         opened = Browser(client)
         if secret:
             answer = await opened.log_in(secret)

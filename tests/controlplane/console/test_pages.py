@@ -146,6 +146,7 @@ async def test_a_change_that_another_site_asks_for_is_refused(console: Console) 
                 (foreign, good, "FORM_TOKEN_WRONG"),
                 (own, {"origin": "https://evil.example"}, "OTHER_ORIGIN"),
                 (own, {"origin": "null"}, "OTHER_ORIGIN"),
+                (own, {"origin": "http://["}, "OTHER_ORIGIN"),
                 (own, {"origin": visitor.origin, "sec-fetch-site": "cross-site"}, "OTHER_ORIGIN"),
                 (own, {"sec-fetch-site": "same-site"}, "OTHER_ORIGIN"),
                 (own, {}, "OTHER_ORIGIN"),
@@ -156,6 +157,16 @@ async def test_a_change_that_another_site_asks_for_is_refused(console: Console) 
         assert await still_in(visitor)
     methods = {event.method.rpartition("/")[2] for event in await console.control.events("tenants/acme")}
     assert not methods & {"RotateSalt", "DeleteApiKey", "RotateApiKey", "AcceptInvitation"}
+
+
+async def test_no_answer_leads_to_where_the_caller_says_this_host_is(console: Console) -> None:
+    async with browser(console.url, console.keys["acme/admin"]) as visitor:
+        for path in ("/tenants/", "/tenants/acme/", "/login/", "//evil.example/login/", "/keys/", "/static/"):
+            answer = await visitor.get(path, headers={"host": "evil.example"})
+            assert answer.status_code == 404 and "location" not in answer.headers, path
+        for path in ("/", "/login", "/logout"):
+            answer = await visitor.get(path, headers={"host": "evil.example"})
+            assert "evil.example" not in answer.headers.get("location", ""), path
 
 
 async def acts(console: Console, chain: str) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
 import io
+import json
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 from sqlalchemy import func, select
 
 from controlplane.auth.vouching import Voucher
-from controlplane.console.attempts import FAILURES_MAX, REFILL_S, Attempts
+from controlplane.console.attempts import FAILURES_MAX, REFILL_S, Attempts, source_of
 from controlplane.console.seal import (
     cookie_sha256,
     form_token,
@@ -60,14 +63,23 @@ def test_a_cookie_yields_its_seal_and_its_form_token_and_no_other_cookie_does() 
 def test_failures_are_counted_by_source_and_leak_away() -> None:
     attempts = Attempts()
     for _ in range(FAILURES_MAX):
-        attempts.check(("a", "b"), 0.0)
-        attempts.note_failure(("a", "b"), 0.0)
-    for source in ("a", "b"):
+        attempts.begin("a", 0.0)
+    for _ in range(100):  # what is refused counts nothing: nobody waits longer for it
         with pytest.raises(ResourceExhaustedError) as caught:
-            attempts.check((source,), 0.0)
+            attempts.begin("a", 0.0)
         assert caught.value.reason == "TOO_MANY_LOGINS" and caught.value.retry_after_ms == REFILL_S * 1000
-    attempts.check(("c",), 0.0)
-    attempts.check(("a",), REFILL_S)
+    attempts.begin("b", 0.0)
+    attempts.begin("a", REFILL_S)
+    attempts.forgive("a")
+    attempts.begin("a", REFILL_S)
+    with pytest.raises(ResourceExhaustedError):
+        attempts.begin("a", REFILL_S)
+
+
+def test_a_network_of_ipv6_counts_as_one_address() -> None:
+    assert source_of("192.0.2.7:1") == source_of("[::ffff:192.0.2.7]:2") != source_of("192.0.2.8:1")
+    assert source_of("[2001:db8::1]:1") == source_of("[2001:db8::ffff:2]:9") != source_of("[2001:db8:0:1::1]:1")
+    assert source_of("") == ""
 
 
 async def test_i1_a_session_begins_under_a_cookie_that_nobody_has_seen(console: Console) -> None:
@@ -157,6 +169,11 @@ async def test_a_session_goes_on_over_revoked_tokens_and_ends_with_its_tenant(co
         assert await rows(console) == []
 
 
+def token_until(expires_at: int) -> str:
+    claims = json.dumps({"sub": "x", "tenant": "acme", "role": "tenant-admin", "exp": expires_at})
+    return f"e30.{base64.urlsafe_b64encode(claims.encode()).decode().rstrip('=')}.AAAA"
+
+
 async def test_an_access_token_logs_in_until_it_expires_and_a_node_s_never_does(console: Console) -> None:
     control = console.control
     answer = await control.exchange(console.keys["acme/auditor"])
@@ -173,11 +190,14 @@ async def test_an_access_token_logs_in_until_it_expires_and_a_node_s_never_does(
         f"{header}.{body}.{signature[::-1]}": "TOKEN_",
         "nonsense": "CREDENTIAL_MALFORMED",
         "a.b.c": "CREDENTIAL_MALFORMED",
+        f"\u00e9{answer.access_token}": "CREDENTIAL_MALFORMED",
+        f"{answer.access_token}\nx": "CREDENTIAL_MALFORMED",
+        **dict.fromkeys(map(token_until, (10**18, -1, 10**400)), "CREDENTIAL_MALFORMED"),
         "x" * 5000: "CREDENTIAL_MALFORMED",
         "sk-saltern-0123456789abcdef-" + "A" * 43: "API_KEY_INVALID",
     }
-    for secret, reason in wrong.items():
-        async with browser(console.url) as visitor:
+    for number, (secret, reason) in enumerate(wrong.items()):
+        async with browser(console.url, address=f"127.0.0.{2 + number // FAILURES_MAX}") as visitor:
             refused = await visitor.log_in(secret)
             assert refused.status_code == 403 and reason in refused.text
             assert secret not in refused.text and visitor.cookie == ""
@@ -191,6 +211,24 @@ async def test_logins_that_fail_are_slowed_down_and_a_good_key_elsewhere_is_not(
         assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
         console.clock.by = timedelta(seconds=REFILL_S * 2)
         assert (await visitor.log_in(console.keys["acme/admin"])).status_code == 303
+
+
+async def test_i10_a_stranger_keeps_nobody_out_of_their_own_key(console: Console) -> None:
+    key = console.keys["acme/admin"]
+    async with browser(console.url, address="127.0.0.2") as stranger:
+        for _ in range(FAILURES_MAX):
+            assert (await stranger.log_in(key[:-43] + "A" * 43)).status_code == 403
+        assert (await stranger.log_in(key)).status_code == 429
+    async with browser(console.url, key) as owner:
+        assert await is_in(owner)
+
+
+async def test_of_many_logins_at_a_time_no_more_are_tried_than_may_fail(console: Console) -> None:
+    async with browser(console.url) as visitor:
+        form = forms_of((await visitor.get("/login")).text)["/login"] | {"credential": "sk-saltern-0123456789abcdef-x"}
+        answers = await asyncio.gather(*(visitor.post("/login", form) for _ in range(3 * FAILURES_MAX)))
+    statuses = [answer.status_code for answer in answers]
+    assert statuses.count(429) == 2 * FAILURES_MAX and statuses.count(403) == FAILURES_MAX
 
 
 async def test_a_login_leads_to_no_other_site(console: Console) -> None:

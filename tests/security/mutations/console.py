@@ -117,4 +117,36 @@ MUTATIONS: Final = (
         ),
         ("tests/controlplane/auth/test_vouching.py::test_i11_nobody_else_is_believed_where_a_call_is_from",),
     ),
+    Mutation(
+        "a stranger who fails to log in to the console",
+        (
+            Edit(
+                "controlplane/console/login.py",
+                "    source = source_of(address)\n",
+                "    source = secret.strip()[:27]\n",
+            ),
+        ),
+        (f"{_CONSOLE}/test_sessions.py::test_i10_a_stranger_keeps_nobody_out_of_their_own_key",),
+    ),
+    Mutation(
+        "a stranger who fails to log in to the console",
+        (Edit("controlplane/console/attempts.py", "(level + 1.0, now_s)", "(level, now_s)"),),
+        (f"{_CONSOLE}/test_sessions.py::test_of_many_logins_at_a_time_no_more_are_tried_than_may_fail",),
+    ),
+    Mutation(
+        "a stranger who fails to log in to the console",
+        (Edit("controlplane/console/login.py", " or _TOKEN_FORM.fullmatch(token) is None", ""),),
+        (f"{_CONSOLE}/test_sessions.py::test_an_access_token_logs_in_until_it_expires_and_a_node_s_never_does",),
+    ),
+    Mutation(
+        "a `Host` header of another site's",
+        (
+            Edit(
+                "controlplane/console/app.py",
+                "app.router.redirect_slashes = False",
+                "app.router.redirect_slashes = True",
+            ),
+        ),
+        (f"{_CONSOLE}/test_pages.py::test_no_answer_leads_to_where_the_caller_says_this_host_is",),
+    ),
 )
