@@ -15,9 +15,8 @@ import msgspec
 
 from saltern.audit import ocsf
 from saltern.audit.lines import ExportedEvent, decode_event
+from saltern.spreadsheets import text_cell
 
-#: What spreadsheets take for the beginning of a formula (OWASP, "CSV Injection").
-_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 CSV_COLUMNS: Final = (
     "sequence",
     "event_time",
@@ -99,15 +98,15 @@ def _csv_row(event: ExportedEvent) -> tuple[object, ...]:
     return (
         event.sequence,
         msgspec.to_builtins(event.event_time),
-        _cell(event.chain),
-        _cell(event.actor),
-        _cell(event.actor_role),
-        _cell(event.peer),
-        _cell(event.method),
-        _cell(event.resource),
-        _cell(event.outcome),
-        _cell(event.reason),
-        _cell(event.request_id),
+        text_cell(event.chain),
+        text_cell(event.actor),
+        text_cell(event.actor_role),
+        text_cell(event.peer),
+        text_cell(event.method),
+        text_cell(event.resource),
+        text_cell(event.outcome),
+        text_cell(event.reason),
+        text_cell(event.request_id),
         event.policy_version,
         json_text(event.before),
         json_text(event.after),
@@ -115,8 +114,3 @@ def _csv_row(event: ExportedEvent) -> tuple[object, ...]:
         event.hash,
         event.previous_hash,
     )
-
-
-def _cell(text: str) -> str:
-    """``text`` so that a spreadsheet shows it and does not run it."""
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text

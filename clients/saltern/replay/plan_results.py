@@ -10,6 +10,7 @@ import msgspec
 from saltern.errors import InvalidArgumentError
 from saltern.replay.results import Assumption, EngineKind, TraceFacts
 from saltern.replay.setup import ReplaySetup
+from saltern.spreadsheets import text_cell
 
 FORMAT_VERSION = 1
 
@@ -154,10 +155,10 @@ def encode_plan(plan: Plan) -> bytes:
 
 def plan_csv(plan: Plan) -> str:
     """The curves: tenant (empty for all in one cache), size, hit rate by LRU."""
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
+    text = io.StringIO(newline="")
+    lines = csv.writer(text)  # RFC 4180: with its line end, CR and LF in names are quoted too
     lines.writerow(["trace_sha256", "tenant", "size_bytes", "lru_hit_rate"])
     for tenant, points in [("", plan.curve), *((one.tenant, one.points) for one in plan.tenant_curves)]:
         for point in points:
-            lines.writerow([plan.trace.sha256, tenant, point.size_bytes, f"{point.hit_rate:.6f}"])
+            lines.writerow([plan.trace.sha256, text_cell(tenant), point.size_bytes, f"{point.hit_rate:.6f}"])
     return text.getvalue()

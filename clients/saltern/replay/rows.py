@@ -12,6 +12,7 @@ from typing import Final
 
 from saltern.replay.measures import Measures
 from saltern.replay.results import Column, ColumnResult, ReplayReport, SsdResult, TenantResult
+from saltern.spreadsheets import text_cell
 
 Value = float | int | None
 
@@ -214,13 +215,13 @@ def _size(value: float) -> str:
 
 def to_csv(report: ReplayReport) -> str:
     """One line for each figure: engine, column, tenant (empty for all), what it is, unit, value (empty: not known)."""
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
+    text = io.StringIO(newline="")
+    lines = csv.writer(text)  # RFC 4180: with its line end, CR and LF in names are quoted too
     lines.writerow(["engine", "trace_sha256", "column", "complete", "tenant", "figure", "unit", "value"])
     for result in report.columns:
         head = [str(report.engine), report.trace.sha256, str(result.column), str(result.complete).lower()]
         for tenant, figure, unit, value in _figures(report, result):
-            lines.writerow([*head, tenant, figure, str(unit), "" if value is None else value])
+            lines.writerow([*head, text_cell(tenant), figure, str(unit), "" if value is None else value])
     return text.getvalue()
 
 

@@ -206,6 +206,14 @@ NETWORK: Final = (
         ),
         ("tests/clients/test_core_files.py::test_i1_a_crash_leaves_no_core_file",),
     ),
+    Mutation(
+        "a name in a trace, in an audit event or in a report",
+        (Edit("clients/saltern/spreadsheets.py", "if text.startswith(_FORMULA_STARTS)", "if not text"),),
+        (
+            "tests/clients/cli/test_strange_traces.py::test_i10_no_name_in_a_trace_is_run_by_what_opens_a_report",
+            "tests/clients/audit/test_formats.py::test_no_cell_of_a_csv_is_a_formula",
+        ),
+    ),
 )
 
 MUTATIONS: Final = (*FAULTS, *NETWORK)
