@@ -27,6 +27,7 @@ from controlplane.console.calls import Services
 from controlplane.console.metrics import ConsoleMetrics
 from controlplane.console.sessions import Sessions
 from controlplane.console.templating import make_environment, read_assets
+from controlplane.console.turns import Turns
 from controlplane.console.visit import Console
 from controlplane.db import Database
 from saltern.billing.prices import read_prices
@@ -100,7 +101,7 @@ async def serving_console(
         app = make_app(console, assets, is_reachable=not listen.is_loopback)
         listener = _bind(listen)
         stack.callback(listener.close)
-        server = _Server(_config(metrics.counted(app), tls))
+        server = _Server(_config(metrics.counted(Turns(app)), tls))
         serving = asyncio.create_task(server.serve(sockets=[listener]), name="console")
         stack.push_async_callback(_stop, server, serving)
         started = asyncio.create_task(server.listening.wait())

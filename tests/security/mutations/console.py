@@ -149,4 +149,28 @@ MUTATIONS: Final = (
         ),
         (f"{_CONSOLE}/test_pages.py::test_no_answer_leads_to_where_the_caller_says_this_host_is",),
     ),
+    Mutation(
+        "strangers at the console's port",
+        (Edit("controlplane/console/serving.py", "metrics.counted(Turns(app))", "metrics.counted(app)"),),
+        (f"{_CONSOLE}/test_turns.py::test_i10_strangers_at_the_console_leave_the_database_to_others",),
+    ),
+    Mutation(
+        "strangers at the console's port",
+        (
+            Edit(
+                "controlplane/console/turns.py",
+                "            if has_turn:\n                has_turn = False\n",
+                "            if False:\n                has_turn = False\n",
+            ),
+        ),
+        (
+            f"{_CONSOLE}/test_turns.py::"
+            "test_i10_a_few_requests_are_worked_on_at_a_time_and_who_waits_for_a_browser_is_none_of_them",
+        ),
+    ),
+    Mutation(
+        "strangers at the console's port",
+        (Edit("controlplane/console/turns.py", "            await asyncio.sleep(0)", "            assert True"),),
+        (f"{_CONSOLE}/test_turns.py::test_i10_pages_that_wait_for_nothing_let_others_have_the_loop_too",),
+    ),
 )
