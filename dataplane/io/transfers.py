@@ -28,6 +28,9 @@ _COPY_BYTES: Final = 256 * 1024
 #: One piece of a copy into the arena: below that threshold, so it is still in a cache when its sum is taken. In pieces
 #: of 256 KiB both take 1.3 to 1.5 times as long while the client sums its next entries.
 _COPY_AND_SUM_BYTES: Final = 64 * 1024
+#: A region up to this size is a client's staging area, used over and over and read at once: what is copied there stays
+#: in a cache. Around the caches, loads of a vLLM engine took a fifth longer.
+_REUSED_REGION_MAX_BYTES: Final = 32 * 1024 * 1024
 
 
 class Transfers:
@@ -175,8 +178,10 @@ class Transfers:
                 assert self.remote is not None
                 yield from self.remote.write_hits(request_id, get, batch, region)
             else:
+                piece_bytes = _COPY_BYTES if region.size_bytes > _REUSED_REGION_MAX_BYTES else _COPY_AND_SUM_BYTES
                 for index, pin in batch.hits:
-                    yield from self._copy(batch.view(pin), region.view(get.offsets[index], pin.size_bytes))
+                    target = region.view(get.offsets[index], pin.size_bytes)
+                    yield from self._copy(batch.view(pin), target, piece_bytes)
             served_bytes = batch.payload_bytes
         finally:
             if self.remote is None:
@@ -197,9 +202,9 @@ class Transfers:
                 yield TURN
         return digest.intdigest()
 
-    def _copy(self, source: memoryview, target: memoryview) -> Script[None]:
-        for start in range(0, len(source), _COPY_BYTES):
-            piece = source[start : start + _COPY_BYTES]
-            target[start : start + _COPY_BYTES] = piece
+    def _copy(self, source: memoryview, target: memoryview, piece_bytes: int) -> Script[None]:
+        for start in range(0, len(source), piece_bytes):
+            piece = source[start : start + piece_bytes]
+            target[start : start + piece_bytes] = piece
             if self._exchange.stream.spend_turn(len(piece)):
                 yield TURN

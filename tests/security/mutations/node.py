@@ -55,8 +55,10 @@ WALLS: Final = (
         (
             Edit(
                 "dataplane/io/transfers.py",
-                "self._copy(batch.view(pin), region.view(get.offsets[index], pin.size_bytes))",
-                "self._copy(self._more(batch, pin), region.view(get.offsets[index], get.max_sizes[index]))",
+                "target = region.view(get.offsets[index], pin.size_bytes)\n"
+                "                    yield from self._copy(batch.view(pin), target, piece_bytes)",
+                "target = region.view(get.offsets[index], get.max_sizes[index])\n"
+                "                    yield from self._copy(self._more(batch, pin), target, piece_bytes)",
             ),
             Edit(
                 "dataplane/io/transfers.py",
