@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from controlplane.db.row_security import TENANT_SETTING, Scope, scope_of_current_caller, setting_of
+from controlplane.db.shares import ConnectionShares
 from saltern.errors import InvalidArgumentError
 
 _CONNECT_TIMEOUT_S = 5
@@ -58,6 +59,8 @@ class Database:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
+        assert isinstance(engine.pool, AsyncAdaptedQueuePool)
+        self._shares = ConnectionShares(engine.pool.size(), _POOL_TIMEOUT_S)
         # What a block read stays usable after its commit: answers are built from it.
         self._sessions = async_sessionmaker(engine, expire_on_commit=False, sync_session_class=_ScopedSession)
 
@@ -77,9 +80,10 @@ class Database:
         Raises:
             sqlalchemy.exc.DBAPIError: the database refused a statement or cannot be reached.
             sqlalchemy.exc.TimeoutError: no connection of the pool became free in time.
+            ResourceExhaustedError: TOO_MANY_CALLS: none of the tenant's own share did.
         """
-        info = {_SCOPE: scope or scope_of_current_caller()}
-        async with self._sessions(info=info) as session, session.begin():
+        scope = scope or scope_of_current_caller()
+        async with self._shares.of(scope), self._sessions(info={_SCOPE: scope}) as session, session.begin():
             if isolation_level != "READ COMMITTED":
                 await session.connection(execution_options={"isolation_level": isolation_level})
             yield session

@@ -14,14 +14,14 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import descriptor_pool
-from sqlalchemy import update
+from sqlalchemy import text, update
 
 from controlplane.auth.door import ADMIN_REQUEST_MAX_BYTES, OPEN_SERVICES, TENANT_CALLS_MAX
 from controlplane.db import models
 from controlplane.secrets import parse_api_key
 from controlplane.server import MESSAGE_MAX_BYTES, SERVICE_NAMES
 from saltern import errors
-from saltern.admin.v1 import credentials_pb2, quotas_pb2, tenants_pb2, tokens_pb2
+from saltern.admin.v1 import credentials_pb2, namespaces_pb2, quotas_pb2, tenants_pb2, tokens_pb2
 from saltern.auth.v1 import auth_pb2
 from tenants.tokens import Audience
 from tests.support.bad_tokens import bad_tokens, good_claims, good_header, leaked, sign_raw
@@ -336,6 +336,22 @@ async def test_i10_a_tenant_cannot_take_every_place(control: Control) -> None:
         assert (await control.tenants.GetTenant(request, metadata=admin)).name == "tenants/acme"
         for call in calls:
             call.cancel()
+
+
+async def test_i10_a_tenant_whose_calls_are_slow_does_not_take_every_connection(control: Control) -> None:
+    tokens = {}
+    for tenant in ("acme", "beta"):
+        await control.add_tenant(tenant)
+        tokens[tenant] = await control.bearer(await control.add_api_key(credentials_pb2.ROLE_READER, tenant, "key"))
+    async with control.database.transaction() as session:
+        await session.execute(text("LOCK TABLE namespaces IN ACCESS EXCLUSIVE MODE"))  # which only acme asks for
+        wanted = namespaces_pb2.ListNamespacesRequest(parent="tenants/acme")
+        slow = [control.namespaces.ListNamespaces(wanted, metadata=tokens["acme"]) for _ in range(40)]
+        request = tenants_pb2.GetTenantRequest(name="tenants/beta")
+        for _ in range(5):
+            assert (await control.tenants.GetTenant(request, metadata=tokens["beta"], timeout=3)).name == request.name
+        assert not any(call.done() for call in slow)
+    assert {len((await call).namespaces) for call in slow} == {0}
 
 
 async def test_i10_a_call_without_a_token_is_answered_before_its_message(control: Control) -> None:

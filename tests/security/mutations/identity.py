@@ -45,6 +45,22 @@ MUTATIONS: Final = (
         (f"{_AUTH}/test_door.py::test_i1_every_method_that_is_not_open_needs_a_token",),
     ),
     Mutation(
+        "a tenant whose calls hold each other up",
+        (Edit("controlplane/db/session.py", "self._shares.of(scope), self._sessions(", "self._sessions("),),
+        (
+            "tests/controlplane/db/test_shares.py::test_i10_transactions_of_one_tenant_leave_connections_to_others",
+            f"{_AUTH}/test_door.py::test_i10_a_tenant_whose_calls_are_slow_does_not_take_every_connection",
+        ),
+    ),
+    Mutation(
+        "a tenant whose calls hold each other up",
+        (
+            Edit("controlplane/db/shares.py", "setdefault(scope.tenant, _Line", 'setdefault(TenantId("x"), _Line'),
+            Edit("controlplane/db/shares.py", "del self._lines[scope.tenant]", 'self._lines.pop(TenantId("x"), None)'),
+        ),
+        ("tests/controlplane/db/test_shares.py::test_i10_a_tenant_has_its_share_and_all_others_have_the_rest",),
+    ),
+    Mutation(
         "a tenant named in a request instead of in the token",
         (
             Edit(
