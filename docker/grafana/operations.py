@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from panels import Dashboard, Panel, by, quantile
 
-HIT_RATIO = (
-    "sum(rate(saltern_node_get_hits_total[$__rate_interval]))"
-    " / (sum(rate(saltern_node_get_hits_total[$__rate_interval]))"
-    " + sum(rate(saltern_node_get_misses_total[$__rate_interval])))"
-)
+HIT_RATIO = "sum(rate(saltern_node_get_hits_total[5m])) / sum(tenant:saltern_node_wanted_blocks:rate5m)"
 
 FLEET = Dashboard(
     "saltern-fleet",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from saltern.cli.failure import one_line
 from saltern.cli.render import bar, enum_word, message_dict, ratio_text
+from saltern.hit_rate import wanted_blocks
 from saltern.sizes import format_size
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _RATES: Final = {
     "get_misses": "missesPerS",
     "get_bytes": "readBytesPerS",
     "put_bytes": "storedBytesPerS",
+    "puts_stored": "putsStoredPerS",
     "puts_refused": "refusedPerS",
     "evictions": "evictedPerS",
 }
@@ -133,9 +135,12 @@ _RIGHT: Final = ("USED", "LIMIT", "SSD", "HIT RATE", "HITS/s", "READ/s", "STORED
 
 
 def _rate_cells(per_s: Mapping[str, float]) -> tuple[str, ...]:
-    hits, asked = per_s["get_hits"], per_s["get_hits"] + per_s["get_misses"]
+    hits = per_s["get_hits"]
+    wanted = wanted_blocks(
+        hits=hits, misses=per_s["get_misses"], stored=per_s["puts_stored"], refused=per_s["puts_refused"]
+    )
     return (
-        ratio_text(round(hits * 1000), round(asked * 1000)),
+        ratio_text(round(hits * 1000), round(wanted * 1000)),
         f"{hits:,.0f}",
         format_size(round(per_s["get_bytes"])),
         format_size(round(per_s["put_bytes"])),

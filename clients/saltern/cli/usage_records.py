@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from saltern.cli.failure import say
 from saltern.cli.render import Table, message_dict, ratio_text
 from saltern.cli.settings import Settings
+from saltern.hit_rate import wanted_in
 from saltern.names import TenantId, tenant_name
 from saltern.sizes import format_size
 
@@ -121,7 +122,7 @@ def _print_table(settings: Settings, records: list[UsageRecord], asked: Asked, p
         cells += [
             gib_hours(record.dram_byte_seconds),
             gib_hours(record.ssd_byte_seconds),
-            ratio_text(record.hits, record.hits + record.misses),
+            "-" if record.namespace_id else ratio_text(record.hits, wanted_in([record])),
             f"{record.tokens_saved:,}",
             format_size(record.read_bytes),
             format_size(record.stored_bytes),

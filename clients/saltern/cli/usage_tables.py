@@ -9,6 +9,7 @@ from saltern.cli.charts import sparkline
 from saltern.cli.failure import say
 from saltern.cli.render import Table, bar, enum_word, local_time, ratio_text
 from saltern.cli.settings import Settings
+from saltern.hit_rate import wanted_in, wanted_so_far
 from saltern.sizes import format_size
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def print_usages(settings: Settings, usages: list[Usage]) -> None:
         causes = item.evictions_by_cause
         happened.add(
             name,
-            ratio_text(item.get_hits, item.get_hits + item.get_misses),
+            ratio_text(item.get_hits, wanted_so_far(item)),
             format_size(item.get_bytes),
             format_size(item.put_bytes),
             item.puts_refused,
@@ -57,14 +58,14 @@ def print_day(hours: Sequence[UsageRecord | None]) -> None:
     found = [record for record in hours if record is not None]
     if not found:
         return
-    hits, misses = sum(record.hits for record in found), sum(record.misses for record in found)
+    hits = sum(record.hits for record in found)
     tokens = [None if record is None else record.tokens_saved for record in hours]
     rates = [record and _rate(record) for record in hours]
     held = [None if record is None else int(record.dram_byte_seconds or 0) / 3600 for record in hours]
     refused = [None if record is None else record.puts_refused for record in hours]
     lines = (
         ("tokens saved", sparkline(tokens), f"{sum(record.tokens_saved for record in found):,} in 24 h"),
-        ("hit rate", sparkline(rates, top=1.0), f"{ratio_text(hits, hits + misses)} in 24 h"),
+        ("hit rate", sparkline(rates, top=1.0), f"{ratio_text(hits, wanted_in(found))} in 24 h"),
         (
             "held in DRAM",
             sparkline(held),
@@ -78,8 +79,8 @@ def print_day(hours: Sequence[UsageRecord | None]) -> None:
 
 
 def _rate(record: UsageRecord) -> float | None:
-    asked = record.hits + record.misses
-    return record.hits / asked if asked else None
+    wanted = wanted_in([record])
+    return record.hits / wanted if wanted else None
 
 
 def print_reasons(settings: Settings, item: Usage) -> None:

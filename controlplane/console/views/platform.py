@@ -11,6 +11,7 @@ from controlplane.console.views.usage import Figure
 from saltern.admin.v1.quotas_pb2 import TIER_DRAM
 from saltern.admin.v1.tenants_pb2 import Tenant
 from saltern.admin.v1.usage_pb2 import Node, Usage
+from saltern.hit_rate import wanted_so_far
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def _tenant(tenant: Tenant, usage: Usage) -> TenantRow:
         reserved=texts.size(dram.reserved_bytes) if dram is not None else texts.NOTHING,
         share=texts.ratio(used, limit),
         used_width=round(1000 * min(used / limit, 1), 1) if limit else 0,
-        hit_rate=texts.ratio(usage.get_hits, usage.get_hits + usage.get_misses),
+        hit_rate=texts.ratio(usage.get_hits, wanted_so_far(usage)),
         refused=texts.count(usage.puts_refused),
         taken_by_others=texts.count(usage.evictions_by_cause.get("neighbour", 0)),
     )

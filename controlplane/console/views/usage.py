@@ -13,6 +13,7 @@ from controlplane.console.views import texts
 from controlplane.console.views.charts import Chart, Slot, bar_chart, ratio_chart
 from saltern.admin.v1.quotas_pb2 import Tier
 from saltern.admin.v1.usage_pb2 import ListUsageRecordsRequest, SsdActivity, TierUsage, Usage, UsageRecord
+from saltern.hit_rate import wanted_in
 
 _METER_WIDTH: Final = 1000
 #: Above so much of the limit a tier is shown as nearly full: the node's soft mark.
@@ -158,7 +159,7 @@ def _tier(tier: TierUsage) -> TierView:
 
 
 def _figures(records: Sequence[UsageRecord], period: Period) -> tuple[Figure, ...]:
-    hits, misses = sum(record.hits for record in records), sum(record.misses for record in records)
+    hits = sum(record.hits for record in records)
     causes: Counter[str] = Counter()
     for record in records:
         causes.update(record.evictions_by_cause)
@@ -167,7 +168,7 @@ def _figures(records: Sequence[UsageRecord], period: Period) -> tuple[Figure, ..
     neighbours = causes["neighbour"]
     within = f"in {period.label}"
     return (
-        Figure("Hit rate", texts.ratio(hits, hits + misses), f"{texts.short_count(hits)} hits {within}"),
+        Figure("Hit rate", texts.ratio(hits, wanted_in(records)), f"{texts.short_count(hits)} hits {within}"),
         Figure(
             "Tokens saved",
             texts.short_count(sum(record.tokens_saved for record in records)),
@@ -223,8 +224,10 @@ def _charts(found: Sequence[UsageRecord | None], period: Period, now: datetime) 
 
 
 def _hit_rate(record: UsageRecord | None) -> float | None:
-    asked = 0 if record is None else record.hits + record.misses
-    return record.hits / asked if record is not None and asked else None
+    if record is None:
+        return None
+    wanted = wanted_in([record])
+    return record.hits / wanted if wanted else None
 
 
 def _names(counts: object) -> list[str]:

@@ -86,7 +86,10 @@ def test_records_say_what_the_client_counted(saltern: Saltern, used: tuple[str, 
     assert [row for row in everybody if row["tenant"] == tenant]
     assert saltern(*own, "--closed", "-o", "json").json == {"usageRecords": []}
     assert saltern(*own, "--from", "2020-01-01", "--to", "2020-01-02", "-o", "json").json == {"usageRecords": []}
-    assert "TOKENS SAVED" in saltern(*own, "--by", "day").out
+    table = saltern(*own, "--by", "day").out
+    assert "TOKENS SAVED" in table and "%" in table
+    # What was stored is not recorded by namespace, and without that a rate would be of the gets alone.
+    assert "%" not in saltern(*own, "--by-namespace").out
 
 
 def test_prices_make_a_bill(saltern: Saltern, used: tuple[str, Path], tmp_path: Path) -> None:

@@ -329,6 +329,14 @@ def test_a_tenant_without_quota_or_usage_has_a_row_too() -> None:
     assert rows[0].used_width == 1000 and rows[0].hit_rate == "100.0 %" and rows[1].hit_rate == texts.NOTHING
 
 
+def test_blocks_that_an_engine_had_to_compute_count_in_its_hit_rate_though_it_never_asked_for_them() -> None:
+    tenants, connector = [Tenant(name="tenants/acme")], Usage(get_hits=30, puts_stored=8, puts_refused=2)
+    assert tenant_rows(tenants, {"tenants/acme": connector})[0].hit_rate == "75.0 %"
+    records = [record(0, hits=30, puts_stored=10), record(1, hits=0, misses=10, puts_stored=10)]
+    view = usage_view(connector, records, find_period("24h"), NOW)
+    assert view.figures[0].value == "60.0 %"
+
+
 def test_links_are_those_that_the_role_may_open() -> None:
     def labels(role: Role, own: str | None, shown: str | None, path: str = "") -> dict[str, list[str]]:
         groups = navigation(role, own and TenantId(own), shown and TenantId(shown), path)  # type: ignore[arg-type]
