@@ -13,10 +13,10 @@ from sqlalchemy.exc import ProgrammingError
 from controlplane.clock import utc_now
 from controlplane.db import connect, models
 from controlplane.db.row_parts import in_parts
-from tenants.policy import TenantState
 from tenants.quota import Tier
 from tests.support.control import migrate
 from tests.support.scopes import connect_to_all
+from tests.support.tenant_rows import tenant_row
 
 
 async def test_rows_come_in_parts_and_as_the_columns_values(postgres: Any) -> None:
@@ -27,13 +27,7 @@ async def test_rows_come_in_parts_and_as_the_columns_values(postgres: Any) -> No
             names = [f"tenant-{number:02}" for number in range(25)]
             now = utc_now()
             async with database.transaction() as session:
-                for name in names:
-                    session.add(
-                        models.Tenant(
-                            id=name, display_name="", state=TenantState.ACTIVE, min_issue_time=now,
-                            first_audit_sequence=1, create_time=now, update_time=now,
-                        )
-                    )  # fmt: skip
+                session.add_all(tenant_row(name, now) for name in names)
                 await session.flush()
                 for name in names:
                     session.add(

@@ -17,9 +17,9 @@ from controlplane.key_encryption.kms import KmsClient
 from controlplane.key_encryption.rewrapping import count_wrapped
 from controlplane.secrets import KeyEncryptionKey, root_secret_context
 from controlplane.secrets.local_keys import FILE_NAME
-from tenants.policy import TenantState
 from tests.support.control import migrate, text_of
 from tests.support.scopes import connect_to_all
+from tests.support.tenant_rows import tenant_row
 
 
 @dataclass
@@ -61,18 +61,7 @@ class World:
             for _ in range(count):
                 uid, root, now = uuid4(), uuid4().bytes * 2, utc_now()
                 tenant = f"t{uid.hex}"
-                session.add(
-                    models.Tenant(
-                        id=tenant,
-                        uid=uid,
-                        display_name="",
-                        state=TenantState.ACTIVE,
-                        min_issue_time=now,
-                        first_audit_sequence=1,
-                        create_time=now,
-                        update_time=now,
-                    )
-                )
+                session.add(tenant_row(tenant, now, uid))
                 await session.flush()
                 wrapped = await key.wrap(root, root_secret_context(uid, 1))
                 session.add(models.SaltEpoch(tenant_id=tenant, epoch=1, wrapped_root_secret=wrapped, create_time=now))

@@ -15,9 +15,9 @@ from controlplane.node import demand, lease_steps
 from controlplane.node.books import TenantBooks, TierBooks, write_books
 from controlplane.node.lease_keeper import LeaseKeeper
 from saltern.names import NodeId, TenantId
-from tenants.policy import TenantState
 from tenants.quota import Tier
 from tests.support.control import migrate
+from tests.support.tenant_rows import tenant_row
 
 QUOTA_BYTES = 1000
 TENANTS = [f"t-{number}" for number in range(5)]
@@ -36,12 +36,7 @@ class Books:
         now = utc_now()
         async with self.transaction() as session:
             for tenant in TENANTS:
-                session.add(
-                    models.Tenant(
-                        id=tenant, display_name="", state=TenantState.ACTIVE, min_issue_time=now,
-                        first_audit_sequence=1, create_time=now, update_time=now,
-                    )
-                )  # fmt: skip
+                session.add(tenant_row(tenant, now))
                 await session.flush()
                 quota = {"reserved_bytes": 0, "limit_bytes": QUOTA_BYTES, "weight": 100, "update_time": now}
                 session.add(models.TierQuota(tenant_id=tenant, tier=Tier.DRAM, **quota))
